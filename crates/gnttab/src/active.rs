@@ -1,0 +1,89 @@
+//! What the hypervisor knows of a grant in use: frame, holder, pins.
+//!
+//! An [`ActiveEntry`] exists for every reference of a table, in pages of
+//! [`ACTIVE_PER_PAGE`]. The guest cannot reach it: while any pin is held, the frame
+//! written here is the truth, whatever the granter does to the shared entry.
+
+use flush::{DomainId, Mfn};
+
+/// Active entries in one page of storage.
+pub const ACTIVE_PER_PAGE: usize = 256;
+
+/// What a pin is for; each use has a counter of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// A CPU mapping that may write.
+    HostWrite,
+    /// A CPU mapping that may only read.
+    HostRead,
+}
+
+impl Use {
+    const fn shift(self) -> u32 {
+        match self {
+            Self::HostWrite => 0,
+            Self::HostRead => 8,
+        }
+    }
+}
+
+/// Four counters of 8 bits: host write, host read, device write, device read.
+///
+/// A translated caller's devices follow its CPU mappings, so only the host counters
+/// move here. Each counts to 128.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pins(u32);
+
+/// Counters that allow writing: host write and device write.
+const WRITABLE: u32 = 0x00ff_00ff;
+/// The bit of a counter that refuses further pins.
+const REFUSED: u32 = 0x80;
+
+impl Pins {
+    /// One more, or `None` when 128 are held.
+    pub(crate) const fn add(self, pin: Use) -> Option<Self> {
+        if self.0 & (REFUSED << pin.shift()) != 0 {
+            return None;
+        }
+        match self.0.checked_add(1 << pin.shift()) {
+            Some(sum) => Some(Self(sum)),
+            None => None,
+        }
+    }
+
+    /// One less; a counter of 0 stays 0.
+    pub(crate) const fn remove(self, pin: Use) -> Self {
+        if self.count(pin) == 0 { self } else { Self(self.0.saturating_sub(1 << pin.shift())) }
+    }
+
+    pub(crate) const fn count(self, pin: Use) -> u8 {
+        (self.0 >> pin.shift()) as u8
+    }
+
+    pub(crate) const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether any holder may write.
+    pub(crate) const fn writable(self) -> bool {
+        self.0 & WRITABLE != 0
+    }
+}
+
+/// The hypervisor's own record of one grant reference.
+///
+/// Embedders only provide room for it: a new page is full of [`ActiveEntry::IDLE`].
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ActiveEntry {
+    pub(crate) mfn: Mfn,
+    pub(crate) pins: Pins,
+    pub(crate) holder: DomainId,
+}
+
+impl ActiveEntry {
+    /// A grant that nobody uses.
+    pub const IDLE: Self = Self { mfn: Mfn::new(0), pins: Pins(0), holder: DomainId::new(0) };
+}
+
+const _: () = assert!(size_of::<[ActiveEntry; ACTIVE_PER_PAGE]>() == 4096);

@@ -1,0 +1,271 @@
+//! Handles: what a domain has mapped, and which handles are free.
+//!
+//! [`Maptrack`] belongs to the domain that maps. A handle is reserved before a map,
+//! committed when the mapping exists, and freed exactly once. Each vCPU has a list of
+//! free handles of its own, first in first out, so that a handle just freed is the
+//! last to come back: a guest that unmaps twice finds it free, not reused.
+
+use flush::DomainId;
+
+use crate::{
+    domain::NoMemory,
+    entry::Rights,
+    pin::{Grant, Pin},
+};
+
+/// Entries in one page of storage.
+pub const MAPTRACK_PER_PAGE: usize = 256;
+
+/// Ends a free list.
+const END: u32 = u32::MAX;
+
+/// A virtual CPU of the domain, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VcpuId(pub u32);
+
+/// One handle's entry.
+///
+/// Embedders only provide room for it: a new page is full of [`MaptrackEntry::FREE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct MaptrackEntry {
+    reference: u32,
+    granter: DomainId,
+    flags: u16,
+    owner: VcpuId,
+    next: u32,
+}
+
+const LIVE: u16 = 1 << 0;
+const WRITABLE: u16 = 1 << 1;
+const TYPED: u16 = 1 << 2;
+
+impl MaptrackEntry {
+    /// An entry that is on no list and maps nothing.
+    pub const FREE: Self =
+        Self { reference: 0, granter: DomainId::new(0), flags: 0, owner: VcpuId(0), next: END };
+
+    /// The grant that is mapped.
+    #[inline]
+    pub(crate) const fn grant(&self) -> Grant {
+        let rights = if self.flags & WRITABLE != 0 { Rights::ReadWrite } else { Rights::Read };
+        Grant { granter: self.granter, reference: self.reference, rights }
+    }
+
+    /// Whether the mapping holds a writable type reference.
+    #[inline]
+    pub(crate) const fn typed(&self) -> bool {
+        self.flags & TYPED != 0
+    }
+}
+
+const _: () = assert!(size_of::<[MaptrackEntry; MAPTRACK_PER_PAGE]>() == 4096);
+
+/// The free handles of one vCPU: the two ends of a list through the entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeList {
+    head: u32,
+    tail: u32,
+}
+
+impl FreeList {
+    /// No handle. Every vCPU starts with it.
+    pub const EMPTY: Self = Self { head: END, tail: END };
+}
+
+/// Room for handles, which the embedder owns and adds page by page.
+pub trait MaptrackStorage {
+    /// Page `page` of entries, if it was added.
+    fn page(&mut self, page: usize) -> Option<&mut [MaptrackEntry; MAPTRACK_PER_PAGE]>;
+
+    /// Adds page `page`, full of [`MaptrackEntry::FREE`].
+    ///
+    /// # Errors
+    /// [`NoMemory`]; then nothing changed.
+    fn add_page(&mut self, page: usize) -> Result<(), NoMemory>;
+
+    /// How many vCPUs the domain can have.
+    fn vcpus(&self) -> usize;
+
+    /// The free list of a vCPU, if there is such a vCPU.
+    fn free_list(&mut self, vcpu: VcpuId) -> Option<&mut FreeList>;
+}
+
+/// A handle taken from a free list, with nothing behind it yet.
+#[derive(Debug)]
+#[must_use = "dropping it loses a handle; commit or cancel it"]
+pub(crate) struct Reservation(u32);
+
+/// The handles of one domain.
+#[derive(Debug)]
+pub struct Maptrack<S> {
+    storage: S,
+    pages: usize,
+    maximum_pages: usize,
+}
+
+impl<S: MaptrackStorage> Maptrack<S> {
+    /// No handles yet; at most `maximum_pages` pages of [`MAPTRACK_PER_PAGE`] each.
+    ///
+    /// More than 2^24 pages cannot be named by a 32-bit handle and are not used.
+    pub fn new(storage: S, maximum_pages: usize) -> Self {
+        /// Keeps the last handle below the list's end mark.
+        const NAMEABLE: usize = (END as usize) / MAPTRACK_PER_PAGE;
+        Self { storage, pages: 0, maximum_pages: maximum_pages.min(NAMEABLE) }
+    }
+
+    /// How many handles exist, free or not.
+    #[must_use]
+    #[inline]
+    pub fn handles(&self) -> usize {
+        self.pages.saturating_mul(MAPTRACK_PER_PAGE)
+    }
+
+    /// The embedder's storage.
+    pub fn storage(&self) -> &S {
+        &self.storage
+    }
+
+    /// Takes a free handle: from the vCPU's own list, a new page, or another vCPU.
+    pub(crate) fn reserve(&mut self, vcpu: VcpuId) -> Option<Reservation> {
+        let handle = match self.pop(vcpu) {
+            Some(handle) => handle,
+            None => match self.grow(vcpu) {
+                Ok(()) => self.pop(vcpu)?,
+                Err(NoMemory) => self.steal(vcpu)?,
+            },
+        };
+        Some(Reservation(handle))
+    }
+
+    /// Puts a mapping behind a reserved handle.
+    ///
+    /// From then on the entry stands for the pin: whoever frees it makes the pin again.
+    pub(crate) fn commit(&mut self, reservation: Reservation, pin: Pin) -> u32 {
+        let Reservation(handle) = reservation;
+        let Some((grant, typed)) = pin.into_stored() else { return handle };
+        let mut flags = LIVE;
+        if grant.rights == Rights::ReadWrite {
+            flags |= WRITABLE;
+        }
+        if typed {
+            flags |= TYPED;
+        }
+        if let Some(entry) = self.entry(handle) {
+            entry.reference = grant.reference;
+            entry.granter = grant.granter;
+            entry.flags = flags;
+        }
+        handle
+    }
+
+    /// Gives a reserved handle back.
+    pub(crate) fn cancel(&mut self, reservation: Reservation) {
+        self.push(reservation.0);
+    }
+
+    /// The entry of a handle that maps something.
+    ///
+    /// `clamp` is the embedder's, for a handle that was found in range.
+    #[inline]
+    pub(crate) fn live(
+        &mut self,
+        handle: u32,
+        clamp: impl Fn(usize, usize) -> usize,
+    ) -> Option<MaptrackEntry> {
+        let handles = self.handles();
+        let index = usize::try_from(handle).ok().filter(|index| *index < handles)?;
+        let index = clamp(index, handles);
+        let page = self.storage.page(index / MAPTRACK_PER_PAGE)?;
+        let entry = &page[index % MAPTRACK_PER_PAGE];
+        (entry.flags & LIVE != 0).then_some(*entry)
+    }
+
+    /// Frees the handle of a mapping that is gone.
+    ///
+    /// Freeing one that is free changes nothing.
+    #[inline]
+    pub(crate) fn free(&mut self, handle: u32) {
+        let Some(entry) = self.entry(handle).filter(|entry| entry.flags & LIVE != 0) else {
+            return;
+        };
+        entry.flags = 0;
+        let owner = entry.owner;
+        self.append(handle, owner);
+    }
+
+    /// Whether a handle that was live still stands for the same mapping.
+    #[inline]
+    pub(crate) fn still(&mut self, handle: u32, mapped: MaptrackEntry) -> bool {
+        self.entry(handle).is_some_and(|entry| *entry == mapped)
+    }
+
+    #[inline]
+    fn entry(&mut self, handle: u32) -> Option<&mut MaptrackEntry> {
+        let index = usize::try_from(handle).ok()?;
+        let page = self.storage.page(index / MAPTRACK_PER_PAGE)?;
+        Some(&mut page[index % MAPTRACK_PER_PAGE])
+    }
+
+    /// The oldest free handle of a vCPU.
+    fn pop(&mut self, vcpu: VcpuId) -> Option<u32> {
+        let head = self.storage.free_list(vcpu)?.head;
+        if head == END {
+            return None;
+        }
+        let entry = self.entry(head)?;
+        let next = core::mem::replace(&mut entry.next, END);
+        let list = self.storage.free_list(vcpu)?;
+        list.head = next;
+        if next == END {
+            list.tail = END;
+        }
+        Some(head)
+    }
+
+    /// Puts a free handle at the end of its owner's list.
+    fn push(&mut self, handle: u32) {
+        if let Some(entry) = self.entry(handle) {
+            let owner = entry.owner;
+            self.append(handle, owner);
+        }
+    }
+
+    /// Puts a handle, which is on no list, at the end of the list of `owner`.
+    #[inline]
+    fn append(&mut self, handle: u32, owner: VcpuId) {
+        let Some(list) = self.storage.free_list(owner) else { return };
+        let last = core::mem::replace(&mut list.tail, handle);
+        if last == END {
+            list.head = handle;
+        } else if let Some(before) = self.entry(last) {
+            before.next = handle;
+        }
+    }
+
+    /// Adds a page of handles and gives them to `vcpu`.
+    fn grow(&mut self, vcpu: VcpuId) -> Result<(), NoMemory> {
+        if self.pages >= self.maximum_pages || self.storage.free_list(vcpu).is_none() {
+            return Err(NoMemory);
+        }
+        self.storage.add_page(self.pages)?;
+        let first = self.handles();
+        self.pages = self.pages.saturating_add(1);
+        for handle in (first..self.handles()).filter_map(|handle| u32::try_from(handle).ok()) {
+            if let Some(entry) = self.entry(handle) {
+                *entry = MaptrackEntry { owner: vcpu, ..MaptrackEntry::FREE };
+            }
+            self.push(handle);
+        }
+        Ok(())
+    }
+
+    /// Takes the oldest free handle of any other vCPU. It stays with the taker.
+    fn steal(&mut self, vcpu: VcpuId) -> Option<u32> {
+        self.storage.free_list(vcpu)?;
+        let vcpus = u32::try_from(self.storage.vcpus()).unwrap_or(u32::MAX);
+        let handle = (0..vcpus).find_map(|other| self.pop(VcpuId(other)))?;
+        self.entry(handle)?.owner = vcpu;
+        Some(handle)
+    }
+}

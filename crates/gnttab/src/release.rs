@@ -1,0 +1,74 @@
+//! The second half of an unmap: flush, and only then drop what mappings held.
+//!
+//! Everything here takes proof of the flush: [`give_out`] a flushed batch, [`release`]
+//! one released pin. A batch whose flush failed goes to the embedder whole.
+
+use flush::{Batch, Flushed, Released};
+
+use crate::{
+    abi::Errno,
+    domain::{BATCH, Domain},
+    entry::Rights,
+    pin::{Grant, Pin},
+};
+
+/// The batch of one call.
+pub(crate) type PinBatch = Batch<Pin, BATCH>;
+
+const _: () = assert!(size_of::<PinBatch>() <= 4096);
+
+/// Flushes what the batch has on record, and gives its pages out.
+///
+/// # Errors
+/// [`Errno::Fault`] if the flush failed: every page went to the embedder, still held.
+pub(crate) fn settle<D: Domain>(domain: &D, batch: &mut PinBatch) -> Result<(), Errno> {
+    match batch.flush(&domain.hardware()) {
+        Ok(flushed) => {
+            give_out(domain, flushed);
+            Ok(())
+        }
+        Err(failure) => {
+            domain.on_flush_failure(failure);
+            Err(Errno::Fault)
+        }
+    }
+}
+
+/// Drops what the mappings of a flushed batch held, and frees its table pages.
+pub fn give_out<D: Domain>(domain: &D, mut flushed: Flushed<'_, Pin, BATCH>) {
+    while let Some(pin) = flushed.next_page() {
+        release(domain, pin);
+    }
+    while let Some(table) = flushed.next_table() {
+        domain.put_table(table);
+    }
+}
+
+/// Drops what one mapping held: dirty mark, page and type reference, pin, in-use bits.
+///
+/// It is one critical section of the granter's table, so that the granter never sees a
+/// grant free whose page is still counted.
+pub fn release<D: Domain>(domain: &D, pin: Released<Pin>) {
+    let Some(grant) = pin.get().grant() else {
+        domain.put_page(pin);
+        return;
+    };
+    let mut waiting = Some(pin);
+    let found = domain.with_granter(grant.granter, |table| {
+        if let Some(pin) = waiting.take() {
+            table.end_access(grant, pin, |pin| put(domain, grant, pin));
+        }
+    });
+    // Without its granter the page still has the reference that the mapping took.
+    if let (None, Some(pin)) = (found, waiting) {
+        put(domain, grant, pin);
+    }
+}
+
+#[inline]
+fn put<D: Domain>(domain: &D, grant: Grant, pin: Released<Pin>) {
+    if grant.rights == Rights::ReadWrite {
+        domain.mark_dirty(grant.granter, &pin);
+    }
+    domain.put_page(pin);
+}

@@ -1,0 +1,124 @@
+//! Pages that move or are displaced, and domains that end.
+
+use std::vec::Vec;
+
+use super::fake::*;
+use crate::abi::MapGrantRef;
+use crate::{Crash, Errno, Outcome, Teardown, release_all};
+
+fn own(reference: u32, gfn: u64) -> MapGrantRef {
+    MapGrantRef { host_addr: gfn << 12, domain: CALLER.get(), ..request(reference) }
+}
+
+#[test]
+fn mapping_ones_own_grant_moves_the_page() {
+    let world = World::new();
+    world.grant(CALLER, 30, PERMIT, CALLER);
+    let mapped = world.map_one(own(30, 0x9000));
+    assert_eq!(mapped.status, 0);
+    assert_eq!(world.flushes.get(), (1, 1), "its old number is flushed");
+    assert!(!world.ram.borrow().contains_key(&(CALLER, 30)), "and no longer shows it");
+    assert_eq!(world.count(CALLER, 30).references, 1);
+    // A second mapping of the same grant finds nothing to move.
+    let second = world.map_one(own(30, 0x9001));
+    assert_eq!((second.status, world.flushes.get()), (0, (1, 1)));
+    assert_eq!(world.unmap(&[unmap_of(&mapped), unmap_of(&second)]), [0, 0]);
+    assert!(!world.ram.borrow().contains_key(&(CALLER, 30)), "it has no number now");
+    world.assert_clean();
+    assert_eq!(world.map_one(own(30, 0x9000)).status, -9);
+}
+
+#[test]
+fn a_page_can_move_onto_itself() {
+    let world = World::new();
+    world.grant(CALLER, 30, PERMIT, CALLER);
+    let mapped = world.map_one(own(30, 30));
+    assert_eq!(mapped.status, 0);
+    assert_eq!(world.unmap(&[unmap_of(&mapped)]), [0]);
+    world.assert_clean();
+}
+
+#[test]
+fn many_own_grants_over_own_ram_never_overfill_a_batch() {
+    let world = World::new();
+    let mut maps = Vec::new();
+    for reference in 0..64 {
+        world.grant(CALLER, reference, PERMIT, CALLER);
+        maps.push(own(reference, 100 + u64::from(reference)));
+    }
+    let mapped = world.map(&maps);
+    assert!(mapped.iter().all(|map| map.status == 0));
+    let unmaps: Vec<_> = mapped.iter().map(unmap_of).collect();
+    assert!(world.unmap(&unmaps).iter().all(|status| *status == 0));
+    world.assert_clean();
+}
+
+#[test]
+fn ram_that_a_map_displaces_waits_for_the_flush() {
+    let world = World::new();
+    let map = MapGrantRef { host_addr: 60 << 12, ..request(9) };
+    world.busy_during_flush.borrow_mut().push((CALLER, 60, 0));
+    let mapped = world.map_one(map);
+    assert_eq!(mapped.status, 0);
+    assert_eq!(world.flushes.get(), (1, 1));
+    assert_eq!(world.count(CALLER, 60).references, 0, "dropped after the flush");
+    world.busy_during_flush.borrow_mut().clear();
+    // If that flush fails, the displaced page is held; the mapping exists.
+    world.flush_fails.set(Some(2));
+    world.write(ARRAY, &[MapGrantRef { host_addr: 61 << 12, ..request(10) }]);
+    assert_eq!(world.call(0, 1), Outcome::Failed(Errno::Fault));
+    assert_eq!(world.count(CALLER, 61).references, 1);
+    assert_eq!(world.held.borrow()[0].len(), 1);
+    assert!(world.p2m.borrow().contains_key(&61));
+}
+
+#[test]
+fn a_dying_domain_gives_back_every_grant_after_full_flushes() {
+    for preempt in [false, true] {
+        let world = World::new();
+        let mut mapped = world.map_and_prepare(70);
+        // Some are gone already; the others keep their p2m entries to the end.
+        assert_eq!(world.unmap(&mapped.split_off(65)), [0; 5]);
+        world.flushes.set((0, 0));
+        world.covers.borrow_mut().clear();
+        world.preempt.set(preempt);
+        let (mut from, mut rounds) = (0, 0);
+        loop {
+            rounds += 1;
+            match release_all(&world, from) {
+                Teardown::Done => break,
+                Teardown::Continue(next) => from = next,
+                Teardown::FlushFailed(next) => panic!("flush failed at {next}"),
+            }
+        }
+        assert_eq!(rounds, if preempt { 3 } else { 1 });
+        assert_eq!(world.flushes.get(), (3, 3));
+        assert!(world.covers.borrow().iter().all(|cover| cover.pages() == u64::MAX));
+        world.p2m.borrow_mut().clear();
+        world.assert_clean();
+        world.assert_handles_free(1024);
+    }
+}
+
+#[test]
+fn a_teardown_whose_flush_fails_keeps_the_pages_and_goes_on() {
+    let world = World::new();
+    world.map_and_prepare(40);
+    world.flush_fails.set(Some(0));
+    let Teardown::FlushFailed(next) = release_all(&world, 0) else { panic!("not failed") };
+    assert_eq!(next, 32);
+    assert_eq!((0..40).map(|frame| world.count(GRANTER, frame).references).sum::<i64>(), 40);
+    assert_eq!(release_all(&world, next), Teardown::Done);
+    assert_eq!((0..40).map(|frame| world.count(GRANTER, frame).references).sum::<i64>(), 32);
+    assert_eq!(world.held.borrow()[0].len(), 32);
+}
+
+#[test]
+fn a_teardown_reports_a_granter_it_cannot_find() {
+    let world = World::new();
+    world.map_and_prepare(1);
+    world.tables.borrow_mut().remove(&GRANTER);
+    assert_eq!(release_all(&world, 0), Teardown::Done);
+    assert_eq!(*world.crashes.borrow(), [Crash::UnknownGranter { granter: GRANTER }]);
+    assert_eq!(world.count(GRANTER, 0).references, 1);
+}

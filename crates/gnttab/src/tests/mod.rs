@@ -1,0 +1,10 @@
+//! Promises of the crate, on a domain, memory and hardware made for tests.
+
+mod batching;
+mod copies;
+mod entries;
+mod fake;
+mod handles;
+mod life;
+mod statuses;
+mod tables;
