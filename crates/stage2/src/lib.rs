@@ -1,0 +1,54 @@
+//! Second-stage table formats, and the one walker over all of them.
+//!
+//! Three layers: a [`Format`] knows bits, a [`TableMemory`] knows where words live, and
+//! the functions here know what to do in which order. What an edit took away goes to
+//! its [`Record`], which for everybody but a test is a [`Recorder`] over the
+//! [`Skipped`](flush::Skipped) that a batch lends:
+//!
+//! - [`map()`] and [`map_run`] install leaves, [`split()`] breaks a large one;
+//! - [`clear`], [`protect`], [`visit`] and [`destroy`] walk a range, can stop anywhere,
+//!   and say where to go on ([`Rest`]) and why they stopped ([`Stop`]);
+//! - [`clear_page`] and [`lookup`] serve a single page.
+//!
+//! ```
+//! use flush::{FreshTable, Gfn, Mfn};
+//! use stage2::format::ept::{Ept, EptLevels};
+//! use stage2::{Access, Format, Leaf, Level, Over, Record, TableMemory, Tables, lookup, map};
+//!
+//! fn show(memory: &impl TableMemory, root: FreshTable, record: &mut impl Record) {
+//!     let format = Ept::new(EptLevels::Four);
+//!     let tables = Tables { format: &format, memory, root: memory.link(root) };
+//!     let leaf = Leaf::new(Mfn::new(0x1234), Access::READ_WRITE);
+//!     map(tables, Gfn::new(5), Level::PAGE, leaf, Over::Vacant, record).unwrap();
+//!     let found = lookup(tables, Gfn::new(5)).unwrap();
+//!     assert_eq!(found.leaf_at(Gfn::new(5)), Some((leaf, Mfn::new(0x1234))));
+//!     assert_eq!(format.geometry().space().pages(), 1 << 36);
+//! }
+//! ```
+//!
+//! Frames are 4 KiB for every format, levels count from 0 for single pages, and ranges
+//! are inclusive.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod entry;
+pub mod format;
+mod map;
+mod memory;
+mod page;
+mod record;
+mod split;
+mod stop;
+mod tree;
+mod walk;
+
+pub use entry::{Access, Entry, Leaf, Level, MAX_LEVELS, MemoryType, Tag};
+pub use format::{Format, Geometry, Unencodable};
+pub use map::{MapError, MapStopped, Over, map, map_run};
+pub use memory::TableMemory;
+pub use page::{PageError, clear_page, lookup};
+pub use record::{Record, Recorder, Sink, Unheld};
+pub use split::{PendingSplit, SplitError, abandon_split, finish_split, split};
+pub use stop::{Budget, Rest, Stop, Stopped, Tally};
+pub use tree::{Found, Tables};
+pub use walk::{Emptied, clear, destroy, protect, visit};

@@ -1,0 +1,68 @@
+//! The memory that tables live in, as the walker sees it.
+//!
+//! An embedder implements [`TableMemory`] once, over its direct map. Everything the
+//! walker does to memory goes through it, so a test can count, delay or refuse.
+
+use flush::{FreshTable, Mfn, TablePage};
+
+/// Access to table pages, and to how many entries of each are in use.
+///
+/// Methods take `&self`: hardware changes entries behind the walker anyway. *Edits of
+/// one table tree are serialised by the embedder* (its p2m lock, or the DMA domain's),
+/// and a reader holds that lock shared, so that no table is freed below it.
+///
+/// `table` is always a page the tree links, or a fresh one being filled; `index` is
+/// below the number of entries of such a page. An implementation that is handed
+/// anything else may answer 0 and do nothing; it must not touch other memory.
+pub trait TableMemory {
+    /// The entry as it is now.
+    fn read(&self, table: Mfn, index: usize) -> u64;
+
+    /// Replaces the entry in one atomic step and returns the old one.
+    ///
+    /// On return the hardware walker sees the new value: a unit that does not snoop
+    /// CPU caches needs its write-back here.
+    fn swap(&self, table: Mfn, index: usize, new: u64) -> u64;
+
+    /// Replaces the entry in one atomic step if it still is `current`; visible to the
+    /// hardware walker on return, as with [`swap`](Self::swap).
+    ///
+    /// # Errors
+    ///
+    /// The entry as it was found; nothing was changed. It must not fail while the
+    /// entry equals `current`.
+    fn compare_exchange(&self, table: Mfn, index: usize, current: u64, new: u64)
+    -> Result<(), u64>;
+
+    /// A page for a table, or `None` if there is none to be had now.
+    ///
+    /// Its words are zero, the hardware walker sees them as zero, and its live count
+    /// is zero.
+    fn allocate(&self) -> Option<FreshTable>;
+
+    /// Takes back a page from [`allocate`](Self::allocate) that was never linked.
+    ///
+    /// Its words may have been written.
+    fn discard(&self, table: FreshTable);
+
+    /// An entry of the tree points at `table` now: the tree owns it.
+    fn link(&self, table: FreshTable) -> Mfn {
+        table.mfn()
+    }
+
+    /// No entry of the tree points at `table` any more; hardware may still walk it.
+    ///
+    /// The walker puts the page on the record of its edit.
+    fn unlink(&self, table: Mfn) -> TablePage {
+        TablePage::unlinked(table)
+    }
+
+    /// How many entries of the page are not zero.
+    fn live(&self, table: Mfn) -> u16;
+
+    /// Adds to the count of entries that are not zero.
+    fn add_live(&self, table: Mfn, entries: u16);
+
+    /// One entry less is in use; returns how many still are.
+    fn drop_live(&self, table: Mfn) -> u16;
+}

@@ -1,0 +1,15 @@
+//! One suite over all formats and all walks.
+//!
+//! `arena` is plain memory that checks how it is used, `plain` a format of our own with
+//! tables as small as we like, `log` a record that a test can read.
+
+mod arena;
+mod counts;
+mod formats;
+mod log;
+mod maps;
+mod pages;
+mod plain;
+mod reference;
+mod splits;
+mod stops;
