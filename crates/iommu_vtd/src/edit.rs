@@ -1,0 +1,103 @@
+//! Edits of a domain's own tables: what devices may reach.
+//!
+//! For a domain whose tables are not those of its CPUs. Every edit is lent a batch's
+//! [`Skipped`] and records there what devices must forget; nothing is flushed here.
+
+use flush::{Dfn, Gfn, Gone, Iotlb, Mfn, Run, Skipped};
+use stage2::{
+    Access, Budget, Emptied, Format, Found, Leaf, MapStopped, PageError, Recorder, Rest, Sink,
+    Stopped, TableMemory, Tables, Tally, Unheld, format::vtd::Vtd,
+};
+
+use crate::{DmaDomain, Guarded, Members};
+
+/// What [`DmaDomain::clear`] expects to find, and must not remove anything else than.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// The machine frame.
+    pub mfn: Mfn,
+    /// The rights, exactly.
+    pub access: Access,
+}
+
+impl<G: Guarded<Members>> DmaDomain<G> {
+    /// The domain's tables in `memory`, for the walker of [`stage2`].
+    ///
+    /// Edits are serialised by the embedder: its lock around this domain's tables.
+    pub const fn tables<'a, M: TableMemory>(&'a self, memory: &'a M) -> Tables<'a, Vtd, M> {
+        Tables { format: self.format(), memory, root: self.root() }
+    }
+
+    /// Maps the frames of `rest` to consecutive machine frames from `first` on, where
+    /// nothing is mapped yet, in leaves as large as format and alignment allow.
+    ///
+    /// Frame numbers of `rest` are device frames. Only hardware in caching mode, or
+    /// with write buffers, needs the flush that is recorded. `budget` counts leaves.
+    ///
+    /// # Errors
+    ///
+    /// [`MapStopped`] says why and from where on nothing was mapped.
+    pub fn map(
+        &self,
+        memory: &impl TableMemory,
+        rest: Rest,
+        first: Mfn,
+        access: Access,
+        budget: &mut Budget,
+        skipped: &mut Skipped<'_>,
+    ) -> Result<(), MapStopped> {
+        let mut record = Recorder::<Iotlb, _>::new(skipped, Unheld);
+        let leaf = Leaf::new(first, access);
+        let largest = self.format().largest_leaf();
+        stage2::map_run(self.tables(memory), rest, leaf, largest, budget, &mut record)
+    }
+
+    /// Clears the single page `dfn` if it shows what is `expected`.
+    ///
+    /// The proof says that the entry is gone and its flush on the batch's record. An
+    /// emptied table stays, for the next mapping.
+    ///
+    /// # Errors
+    ///
+    /// [`PageError`]; nothing was changed or recorded then.
+    pub fn clear<'id>(
+        &self,
+        memory: &impl TableMemory,
+        dfn: Dfn,
+        expected: Expected,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Gone<'id, Iotlb>, PageError> {
+        let tables = self.tables(memory);
+        let same = |leaf: &Leaf| leaf.mfn == expected.mfn && leaf.access == expected.access;
+        stage2::clear_page(tables, Gfn::from(dfn), skipped, same).map(|(_, gone)| gone)
+    }
+
+    /// Clears every page of `rest`, frees emptied tables through the record, and hands the
+    /// proof of each leaf to `sink`.
+    ///
+    /// # Errors
+    ///
+    /// [`Stopped`]: what lies before its rest is done and on record. `budget` counts
+    /// entries read.
+    pub fn clear_run<'id, S: Sink<'id, Iotlb>>(
+        &self,
+        memory: &impl TableMemory,
+        rest: Rest,
+        budget: &mut Budget,
+        skipped: &mut Skipped<'id>,
+        sink: S,
+    ) -> Result<Tally, Stopped> {
+        let mut record = Recorder::new(skipped, sink);
+        stage2::clear(self.tables(memory), rest, budget, Emptied::Free, &mut record)
+    }
+
+    /// What devices see at `dfn`; `None` beyond the space.
+    pub fn lookup(&self, memory: &impl TableMemory, dfn: Dfn) -> Option<Found> {
+        stage2::lookup(self.tables(memory), Gfn::from(dfn))
+    }
+
+    /// Every device frame the tables can map.
+    pub fn space(&self) -> Run {
+        self.format().geometry().space()
+    }
+}
