@@ -1,3 +1,5 @@
+//! DMAR tables whole, cut, and with any byte wrong.
+
 use super::*;
 
 use std::vec::Vec;

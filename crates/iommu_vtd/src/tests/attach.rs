@@ -1,3 +1,5 @@
+//! Attaching, moving and detaching devices: which commands, in which order.
+
 use std::vec::Vec;
 
 use super::fake::{CAP, CAP_CM, CAP_RWBF, ECAP, Fake, Mood, WITH_QUEUE, WITHOUT_QUEUE};

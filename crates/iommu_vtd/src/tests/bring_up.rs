@@ -1,3 +1,5 @@
+//! Bringing a unit up and shutting it down, with hardware that fails at any step.
+
 use super::fake::{CAP, ECAP, Fake, Mood, QUEUE, WITH_QUEUE, WITHOUT_QUEUE};
 use super::{unit, unit_up};
 use crate::{BringUpError, CommandError, QueueMemory, UnitConfig};

@@ -1,3 +1,5 @@
+//! Fault records: read once, freed, and overflow noticed.
+
 use std::vec::Vec;
 
 use super::fake::{CAP, ECAP, Fake, WITH_QUEUE};

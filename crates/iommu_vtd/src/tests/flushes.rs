@@ -1,3 +1,5 @@
+//! From a cover to commands: which, how wide, and what failure means.
+
 use std::vec::Vec;
 
 use super::fake::{CAP, CAP_CM, CAP_PSI, CAP_RWBF, ECAP, Fake, Mood, WITH_QUEUE, WITHOUT_QUEUE};

@@ -1,3 +1,5 @@
+//! The ring: wrap, completion, errors, deadlines, restart.
+
 use std::vec::Vec;
 
 use super::fake::{CAP, ECAP, Fake, Mood, QUEUE, WITH_QUEUE};

@@ -1,3 +1,5 @@
+//! A domain's own tables, edited through a batch.
+
 use super::fake::{CAP, CAP_CM, ECAP, Fake, Lock, Mood, WITH_QUEUE};
 use super::{TestDomain, plain, unit_up};
 use crate::{DmaDomain, DmaFlush, Expected, Members};

@@ -2,6 +2,7 @@
 
 use flush::{Gfn, Mfn, Run};
 use proptest::prelude::*;
+use stage2::format::arm64::{Arm64, Granule};
 use stage2::format::ept::{Ept, EptLevels};
 use stage2::format::npt::{Npt, NptLevels};
 use stage2::format::vtd::{Vtd, VtdLevels};
@@ -9,21 +10,21 @@ use stage2::{Access, Entry, Format, Geometry, Leaf, Level, MemoryType, Tag, Unen
 
 use MemoryType::{Uncacheable, WriteBack, WriteCombining, WriteProtected, WriteThrough};
 
-const TYPES: [MemoryType; 5] =
+pub(crate) const TYPES: [MemoryType; 5] =
     [Uncacheable, WriteCombining, WriteThrough, WriteProtected, WriteBack];
 
-fn level(number: u8) -> Level {
+pub(crate) fn level(number: u8) -> Level {
     Level::new(number).unwrap()
 }
 
-fn leaf(mfn: u64, access: Access) -> Leaf {
+pub(crate) fn leaf(mfn: u64, access: Access) -> Leaf {
     Leaf::new(Mfn::new(mfn), access)
 }
 
 /// Every leaf that a format can be asked for, in all combinations of small values.
-fn leaves(level: Level) -> impl Iterator<Item = Leaf> {
-    let unit = 1u64 << (9 * level.get());
-    let frames = [0, unit, unit * 3, (1 << 40) - unit];
+fn leaves(order: u8, width: u8) -> impl Iterator<Item = Leaf> {
+    let unit = 1u64 << order;
+    let frames = [0, unit, unit * 3, (1 << (width - 12)) - unit];
     frames.into_iter().flat_map(|mfn| {
         (0..8).flat_map(move |access| {
             TYPES.into_iter().flat_map(move |memory| {
@@ -45,31 +46,51 @@ fn leaves(level: Level) -> impl Iterator<Item = Leaf> {
 #[track_caller]
 fn check_format<F: Format>(format: F, levels: u8, accesses: &[u8], types: &[MemoryType]) {
     let geometry = format.geometry();
-    assert_eq!(geometry.levels(), levels);
     assert_eq!(geometry.address_bits(), 12 + 9 * levels);
     assert!(!format.break_before_make());
+    check_round_trips(&format, (levels, 52), accesses, types, |leaf| leaf);
+    // Large leaves are aligned, and a word with stray frame bits is no usable leaf.
+    for number in 1..=format.largest_leaf().get() {
+        let half = 1u64 << (geometry.order(level(number)) - 1);
+        let word = format.leaf(level(number), leaf(0, Access::READ)).unwrap() | half << 12;
+        assert!(!usable(format.decode(level(number), word)));
+    }
+}
+
+/// What goes in comes out as `kept` says, at every level; nothing else is taken.
+#[track_caller]
+pub(crate) fn check_round_trips<F: Format>(
+    format: &F,
+    (levels, width): (u8, u8),
+    accesses: &[u8],
+    types: &[MemoryType],
+    kept: impl Fn(Leaf) -> Leaf,
+) {
+    let geometry = format.geometry();
+    assert_eq!(geometry.levels(), levels);
 
     for number in 0..levels {
         let at = level(number);
         assert_eq!(format.decode(at, 0), Entry::Empty);
-        for leaf in leaves(at) {
+        for leaf in leaves(geometry.order(at), width) {
             let word = format.leaf(at, leaf);
             let taken = number <= format.largest_leaf().get()
                 && accesses.contains(&leaf.access.bits())
                 && types.contains(&leaf.memory);
             assert_eq!(word.is_ok(), taken, "{at:?} {leaf:?}");
             let Ok(word) = word else { continue };
-            assert_eq!(format.decode(at, word), Entry::Leaf(leaf));
+            assert_eq!(format.decode(at, word), Entry::Leaf(kept(leaf)));
             for bits in 0..8 {
                 let access = Access::from_bits(bits);
                 let changed = format.with_access(at, word, access);
                 assert_eq!(changed.is_ok(), accesses.contains(&bits));
                 if let Ok(changed) = changed {
-                    assert_eq!(format.decode(at, changed), Entry::Leaf(Leaf { access, ..leaf }));
+                    let leaf = kept(Leaf { access, ..leaf });
+                    assert_eq!(format.decode(at, changed), Entry::Leaf(leaf));
                 }
             }
         }
-        let table = Mfn::new(0x1_2345);
+        let table = Mfn::new(0x1_2345 << geometry.page_order());
         match format.table(at, table) {
             Ok(word) => {
                 assert_eq!((format.decode(at, word), number > 0), (Entry::Table(table), true))
@@ -80,20 +101,17 @@ fn check_format<F: Format>(format: F, levels: u8, accesses: &[u8], types: &[Memo
     for number in levels..5 {
         assert_eq!(format.table(level(number), Mfn::new(1)), Err(Unencodable::Level));
     }
-    // Large leaves are aligned, and a word with stray frame bits is no usable leaf.
-    for number in 1..=format.largest_leaf().get() {
-        let half = 1u64 << (9 * number - 1);
-        let at = level(number);
-        let good = leaf(0, Access::READ);
-        let bad = leaf(half, Access::READ);
-        assert_eq!(format.leaf(at, bad), Err(Unencodable::Frame));
-        let word = format.leaf(at, good).unwrap() | half << 12;
-        assert!(!usable(format.decode(at, word)));
+    for number in 0..=format.largest_leaf().get() {
+        let order = geometry.order(level(number));
+        if order > 0 {
+            let bad = leaf(1 << (order - 1), Access::READ);
+            assert_eq!(format.leaf(level(number), bad), Err(Unencodable::Frame));
+        }
     }
 }
 
 /// Whether hardware can get at memory through the entry.
-fn usable(entry: Entry) -> bool {
+pub(crate) fn usable(entry: Entry) -> bool {
     match entry {
         Entry::Table(_) => true,
         Entry::Leaf(leaf) => leaf.access != Access::NONE,
@@ -140,8 +158,9 @@ fn vtd_keeps_what_it_is_given_and_refuses_the_rest() {
 }
 
 #[track_caller]
-fn check_width<F: Format>(format: F) {
-    let (last, beyond) = ((1 << 28) - 1, 1 << 28);
+pub(crate) fn check_width<F: Format>(format: F) {
+    let unit = 1 << format.geometry().page_order();
+    let (last, beyond) = ((1 << 28) - unit, 1 << 28);
     let good = format.leaf(Level::PAGE, leaf(last, Access::READ)).unwrap();
     assert!(usable(format.decode(Level::PAGE, good)));
     assert_eq!(format.leaf(Level::PAGE, leaf(beyond, Access::READ)), Err(Unencodable::Frame));
@@ -160,7 +179,7 @@ fn no_frame_beyond_the_physical_width_is_written_or_followed() {
 }
 
 #[track_caller]
-fn check_word<F: Format>(format: F, at: u8, word: u64, means: Entry) {
+pub(crate) fn check_word<F: Format>(format: F, at: u8, word: u64, means: Entry) {
     assert_eq!(format.decode(level(at), word), means);
 }
 
@@ -277,11 +296,14 @@ proptest! {
     #[test]
     fn only_zero_is_empty_and_decoding_is_total(raw: u64, number in 0u8..5) {
         let at = level(number);
-        let formats: [&dyn Format; 4] = [
+        let formats: [&dyn Format; 7] = [
             &Ept::new(EptLevels::Five),
             &Ept::new(EptLevels::Five).with_execute_only().with_physical_bits(40),
             &Npt::new(NptLevels::Five).with_physical_bits(46),
             &Vtd::new(VtdLevels::Five),
+            &Arm64::new(Granule::Kib4, 48).unwrap(),
+            &Arm64::wide(Granule::Kib16, 52).unwrap(),
+            &Arm64::wide(Granule::Kib64, 52).unwrap().with_physical_bits(44),
         ];
         // As it is, and with fewer frame bits, so that more of the words are valid.
         for (format, raw) in formats.iter().flat_map(|format| [(format, raw), (format, raw & 0x3f_ffff_f0ff)]) {

@@ -4,7 +4,9 @@
 //! tables as small as we like, `log` a record that a test can read.
 
 mod arena;
+mod arm64;
 mod counts;
+mod every;
 mod formats;
 mod log;
 mod maps;

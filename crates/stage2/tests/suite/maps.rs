@@ -1,4 +1,4 @@
-//! Installing leaves: what is refused, what a replacement records, what a lack leaves.
+//! Installing leaves: what is refused, and what a replacement records.
 
 use flush::{Gfn, Mfn, Run};
 use stage2::{

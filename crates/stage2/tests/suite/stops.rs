@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use flush::{Gfn, Mfn, Run};
+use stage2::format::arm64::{Arm64, Granule};
 use stage2::format::ept::{Ept, EptLevels};
 use stage2::format::npt::{Npt, NptLevels};
 use stage2::format::vtd::{Vtd, VtdLevels};
@@ -233,29 +234,33 @@ fn an_inert_entry_that_spans_more_than_the_range_stays() {
 fn check_top<F: Format>(format: F) {
     let arena = Arena::new(&format);
     let tables = arena.tables(&format);
-    let last = format.geometry().space().last().get();
-    let leaf = |mfn| Leaf::new(Mfn::new(mfn), Access::READ_WRITE);
+    let geometry = format.geometry();
+    let last = geometry.space().last().get();
+    let (page_order, block_order) = (geometry.order(Level::PAGE), geometry.order(Level::ONE));
+    let (first, block) = (last - ((1 << page_order) - 1), last - ((1 << block_order) - 1));
+    let leaf = |number: u64| Leaf::new(Mfn::new(number << page_order), Access::READ_WRITE);
     let mut log = Log::new();
 
-    // The last page, and the last 2 MiB.
+    // The last page, and the last block of them.
     let top = Gfn::new(last);
-    map(tables, top, Level::PAGE, leaf(5), Over::Vacant, &mut log).unwrap();
-    let page = Rest::new(run(last, last));
+    map(tables, Gfn::new(first), Level::PAGE, leaf(5), Over::Vacant, &mut log).unwrap();
+    let page = Rest::new(run(first, last));
     protect(tables, page, &mut unlimited(), &mut log, |_| Access::READ).unwrap();
     assert_eq!(log.changed.len(), 1);
     let tally = clear(tables, page, &mut unlimited(), Emptied::Free, &mut log).unwrap();
     assert_eq!((tally.leaves, tally.reached), (1, top));
-    let block = Rest::new(run(last - 511, last));
-    map_run(tables, block, leaf(0x200), Level::ONE, &mut unlimited(), &mut log).unwrap();
-    assert_eq!(lookup(tables, top).unwrap().leaf_at(top).unwrap().1, Mfn::new(0x3ff));
-    assert_eq!(log.added.last(), Some(&run(last - 511, last)));
+    let (rest, large) = (Rest::new(run(block, last)), leaf(3 << (block_order - page_order)));
+    map_run(tables, rest, large, Level::ONE, &mut unlimited(), &mut log).unwrap();
+    let shown = lookup(tables, top).unwrap().leaf_at(top).unwrap().1;
+    assert_eq!(shown.get(), (4 << block_order) - 1);
+    assert_eq!(log.added.last(), Some(&run(block, last)));
     let whole = Rest::new(run(0, last));
     let tally = clear(tables, whole, &mut unlimited(), Emptied::Free, &mut log).unwrap();
     assert_eq!((tally.leaves, tally.reached), (1, top));
-    assert_eq!(log.removals(), [(last, 0), (last - 511, 9)]);
+    assert_eq!(log.removals(), [(first, page_order), (block, block_order)]);
 
     // One frame too many: refused, nothing done.
-    map(tables, top, Level::PAGE, leaf(5), Over::Vacant, &mut log).unwrap();
+    map(tables, Gfn::new(first), Level::PAGE, leaf(5), Over::Vacant, &mut log).unwrap();
     for over in [run(last, last + 1), run(last + 1, last + 1), run(0, u64::MAX), Run::ALL] {
         let stopped =
             clear(tables, Rest::new(over), &mut unlimited(), Emptied::Free, &mut log).unwrap_err();
@@ -280,6 +285,12 @@ fn the_last_page_of_a_space_is_like_any_other() {
     check_top(Vtd::new(VtdLevels::Five));
     check_top(Plain::new(0, 9, 3, 13));
     check_top(Plain::new(0, 9, 4, 5));
+    check_top(Plain::new(4, 13, 4, 9)); // 64 bits
+    for granule in [Granule::Kib4, Granule::Kib16, Granule::Kib64] {
+        for bits in [39, 48, 52] {
+            check_top(Arm64::wide(granule, bits).unwrap());
+        }
+    }
 }
 
 #[test]
