@@ -97,8 +97,8 @@ impl<C: Cpus, V: Invalidate> Flush<Tlb> for TlbFlush<'_, C, V> {
         if domain != guest.domain() {
             return nobody(Err(TlbError::OtherDomain(domain)));
         }
-        // No CPU caches that something is absent: Intel SDM volume 3C 28.3.2; AMD APM
-        // volume 2, 5.5.
+        // No CPU caches that something is absent: Intel SDM volume 3C, "Creating and Using
+        // Cached Translation Information"; AMD APM volume 2, 5.4.1 and 5.5.3.
         if cover.change() == Change::Added {
             count(&guest.counts.added_only, 1);
             return nobody(Ok(()));

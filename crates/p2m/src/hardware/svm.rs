@@ -7,14 +7,15 @@
 //! out, so it stands until [`VcpuAsid::ran`] says so.
 //!
 //! There is no instruction to drop nested translations: INVLPGA takes a guest *virtual*
-//! address. After the AMD64 APM, volume 2 (24593): VMCB clean bits 15.15, TLB control
-//! 15.16, nested paging 15.25, layout of the VMCB appendix B, table B-1.
+//! address (15.16.2). After the AMD64 APM, volume 2 (24593), revision 3.44: VMCB clean
+//! bits 15.15, TLB control 15.16, nested paging 15.25, layout of the VMCB appendix B,
+//! table B-1.
 
 use flush::Mfn;
 
 use crate::cpus::Generation;
 
-/// What the next VMRUN flushes: the TLB_CONTROL field, APM 15.16.2.
+/// What the next VMRUN flushes: the TLB_CONTROL field, APM 15.16.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TlbControl {
@@ -177,7 +178,8 @@ pub const VMCB_WORDS: usize = 1024;
 
 /// Offset 0x58: the guest's ASID.
 const ASID: usize = 0x58 / 4;
-/// Offset 0x5c: TLB_CONTROL in the low byte, the rest reserved.
+/// Offset 0x5c: TLB_CONTROL in the low byte. Above it are two controls of the return
+/// address predictor (15.37.2), and reserved bits.
 const TLB_CONTROL: usize = 0x5c / 4;
 /// Offset 0x90: bit 0 enables nested paging.
 const NESTED_CONTROL: usize = 0x90 / 4;
@@ -210,7 +212,8 @@ impl<'a> ControlArea<'a> {
             self.0[ASID] = tag.asid;
             self.0[CLEAN] &= !CLEAN_ASID;
         }
-        self.0[TLB_CONTROL] = tag.control as u32;
+        // Its neighbours in the word, CLEAR_RAP among them, are the embedder's.
+        self.0[TLB_CONTROL] = self.0[TLB_CONTROL] & !0xff | tag.control as u32;
     }
 
     /// The ASID in the VMCB.

@@ -185,7 +185,7 @@ fn a_vmcb_is_written_at_its_offsets_and_nowhere_else() {
                 area.set_tag(&tag);
                 assert_eq!((area.asid(), area.tlb_control()), (0x1234, byte));
             },
-            &[(0x58, 0x1234), (0x5c, u32::from(byte)), (0xc0, !0b100)],
+            &[(0x58, 0x1234), (0x5c, !0xff | u32::from(byte)), (0xc0, !0b100)],
         );
     }
     check_words(
@@ -204,4 +204,17 @@ fn an_unchanged_asid_stays_clean_and_the_request_is_reset() {
     area.0[CLEAN] = u32::MAX;
     area.set_tag(&tag(Nothing));
     assert_eq!((area.tlb_control(), area.0[CLEAN]), (0, u32::MAX));
+}
+
+/// Symptom: an embedder's CLEAR_RAP request was lost. Cause: the whole word at 0x5c was
+/// written. Cure: only its low byte, which is TLB_CONTROL.
+#[test]
+fn the_bits_beside_tlb_control_are_left_to_the_embedder() {
+    let mut page = [0; VMCB_WORDS];
+    page[0x5c / 4] = 0x300;
+    let mut area = ControlArea::new(&mut page);
+    for (control, word) in [(ThisAsid, 0x303), (Nothing, 0x300)] {
+        area.set_tag(&Tag { asid: 5, control, entered: Generation::NONE, cpu: 0, round: 1 });
+        assert_eq!(area.0[0x5c / 4], word);
+    }
 }

@@ -3,9 +3,11 @@
 //! An [`Eptp`] names a p2m to the hardware, and [`Ept`] makes the CPU that runs it
 //! forget that p2m. A [`VmxRoot`] says that the CPU can execute INVEPT at all.
 //!
-//! After the Intel SDM, volume 3C, in the editions whose chapter 28 is "VMX Support for
-//! Address Translation": EPTP 24.6.11, what is cached under it 28.3.2, when to
-//! invalidate 28.3.3.4, INVEPT 30.3.
+//! After the Intel SDM, volume 3C. Editions number its chapters differently, so sections
+//! go by their titles here: "Extended-Page-Table Pointer (EPTP)", "Creating and Using
+//! Cached Translation Information", "Guidelines for Use of the INVEPT Instruction", and
+//! INVEPT in "VMX Instruction Reference". Capability bits: appendix A, "VPID and EPT
+//! Capabilities".
 
 // UNSAFETY: INVEPT is an instruction that no safe function offers.
 #![expect(unsafe_code)]
@@ -114,7 +116,8 @@ pub enum InveptError {
 }
 
 impl InveptError {
-    /// What the carry and zero flags say after a VMX instruction, SDM 30.2.
+    /// What the carry and zero flags say after a VMX instruction ("VMX Instruction
+    /// Reference", "Conventions").
     const fn from_flags(carry: bool, zero: bool) -> Result<(), Self> {
         match (carry, zero) {
             (true, _) => Err(Self::Invalid),
