@@ -53,7 +53,7 @@ impl SourceId {
 pub struct Tag(u16);
 
 impl Tag {
-    /// The tag that entries which are not present are cached under in caching mode (6.1).
+    /// The tag that context entries which fault are cached under in caching mode (6.2.2).
     pub const RESERVED: Self = Self(0);
 
     /// The tag with this number.
@@ -69,7 +69,7 @@ impl Tag {
     }
 }
 
-/// What an IOTLB invalidation is asked to drain, from what the unit offers (6.5.5).
+/// What an IOTLB invalidation is asked to drain, from what the unit offers (6.5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drain {
     /// Translated writes reach memory before the invalidation completes.

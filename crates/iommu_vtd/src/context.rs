@@ -2,7 +2,7 @@
 //!
 //! An entry changes only through not-present, and each change is followed by the
 //! invalidations it needs: the context cache first, then the IOTLB under the tag the
-//! entry had *before* (6.2.2, 6.5.3).
+//! entry had *before* (6.2.2.1, 6.5.3.3).
 
 use flush::Mfn;
 use stage2::TableMemory;
@@ -78,7 +78,7 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
         memory.swap(table, index + 1, tables::context_high(levels, tag.get()));
         memory.swap(table, index, tables::context_low(root, translation));
         if self.capabilities().caching_mode() {
-            // The absent entry may be cached, under tag 0 (6.1).
+            // The absent entry may be cached, under tag 0 (6.2.2).
             self.run(|submitter| {
                 submitter.push(Command::ContextDevice { tag: Tag::RESERVED, source });
                 submitter.push(Command::IotlbDomain { tag });

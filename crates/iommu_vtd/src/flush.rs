@@ -106,7 +106,7 @@ impl<'a, P: Platform, R: Mmio, L: Guarded<UnitState>, G: Guarded<Members>>
 }
 
 /// The device-TLB commands of one unit: behind its IOTLB commands, which hardware
-/// completes first (6.5.2.11), and through the unit the devices are behind.
+/// completes first (6.5.2.12), and through the unit the devices are behind.
 fn push_devices<P: Platform, R: Mmio, L: Guarded<UnitState>>(
     unit: &Unit<P, R, L>,
     submitter: &mut Submitter<'_, P, R, L>,

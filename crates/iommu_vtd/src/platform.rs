@@ -9,7 +9,8 @@ use flush::Mfn;
 ///
 /// Accesses are volatile, uncached, in program order, and ordered after earlier
 /// stores to memory. `offset` is a multiple of the access size. Fault records and
-/// IOTLB registers may lie beyond the first page: up to 16 KiB are addressed (11.4).
+/// IOTLB registers may lie beyond the first page: they start below 16 KiB and end
+/// below 20 KiB (11.4, 11.4.2, 11.4.3).
 pub trait Mmio {
     /// Reads a 32-bit register.
     fn read32(&self, offset: u32) -> u32;

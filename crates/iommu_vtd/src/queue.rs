@@ -298,7 +298,7 @@ impl Queue {
         (port.memory.capacity() - 1).saturating_sub(self.tail.saturating_sub(self.head))
     }
 
-    /// Reads how far hardware has fetched. What is fetched may be overwritten (11.4.9.1).
+    /// Reads how far hardware has fetched. What is fetched may be overwritten (6.5.2).
     fn update_head<P: Platform, R: Mmio>(&mut self, port: &Port<'_, P, R>) {
         let capacity = port.memory.capacity();
         let index = (port.registers.read64(IQH) >> 4) % capacity;

@@ -31,7 +31,7 @@ impl Block {
     /// The block, or the smallest one around it of at least `order`.
     ///
     /// A cached large leaf is only sure to go when the invalidation is as large as
-    /// the leaf (6.5.2.3). Orders of 64 and above give [`Block::ALL`].
+    /// the leaf (6.5.2.3, 6.5.3.2). Orders of 64 and above give [`Block::ALL`].
     #[must_use]
     pub const fn at_least(self, order: u8) -> Self {
         if order <= self.order {

@@ -294,7 +294,7 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
     /// Writes the invalidate address register, if the command needs it; says whether it
     /// holds the address now.
     ///
-    /// The manual leaves open what a read returns (11.4.6.3). Where that is not the
+    /// The manual leaves open what a read returns (11.4.6.4). Where that is not the
     /// address, pages are not flushed this way: one wrong address would leave stale
     /// entries behind, and nothing would tell.
     fn takes_address(&self, register: u32, address: Option<u64>) -> bool {

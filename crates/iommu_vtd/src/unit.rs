@@ -157,7 +157,7 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
     /// it is attached to a domain.
     ///
     /// What firmware left running is turned off first. Order: root table, queue,
-    /// global invalidation of both caches, translation (11.4.4, 6.6).
+    /// global invalidation of both caches, translation (6.6, 6.5.2, 11.4.4.1).
     ///
     /// # Errors
     ///

@@ -40,7 +40,7 @@
 //! [`Machine::audit`] finds such translations before anybody uses them.
 //!
 //! Layouts follow the Intel SDM volume 3C (EPT), the AMD APM volume 2 (nested paging) and the Intel VT-d
-//! architecture specification, revision 4.1, in legacy mode; the module of each names its sections.
+//! architecture specification, revision 5.10, in legacy mode; the module of each names its sections.
 
 mod audit;
 mod cache;

@@ -83,7 +83,7 @@ impl Queue {
         to.saturating_sub(from)
     }
 
-    /// Hardware refuses the descriptor at the head and has stopped there (6.5.2.10).
+    /// Hardware refuses the descriptor at the head and has stopped there (6.5.2.11).
     ///
     /// It and the rest of its submission, the wait included, become waits that write
     /// the scratch word: before the error is cleared, so that the submission's own

@@ -11,7 +11,7 @@ pub struct Descriptor {
     pub high: u64,
 }
 
-/// Type field, bits 0 to 3 (6.5.2).
+/// Type field, bits 0 to 3; its upper part, bits 9 to 11, is zero in all of these (6.5.2).
 pub mod kind {
     /// Context-cache invalidate (6.5.2.1).
     pub const CONTEXT: u64 = 1;
@@ -19,7 +19,7 @@ pub mod kind {
     pub const IOTLB: u64 = 2;
     /// Device-TLB invalidate (6.5.2.5).
     pub const DEVICE_TLB: u64 = 3;
-    /// Invalidation wait (6.5.2.8).
+    /// Invalidation wait (6.5.2.9).
     pub const WAIT: u64 = 5;
 }
 
@@ -45,22 +45,23 @@ pub const DRAIN_WRITES: u64 = 1 << 6;
 /// Drain reads, in the low quadword of an IOTLB descriptor (6.5.2.3).
 pub const DRAIN_READS: u64 = 1 << 7;
 /// Invalidation hint, in the high quadword of an IOTLB descriptor and in the
-/// invalidate address register: no entry that points at a table changed (6.5.2.3).
+/// invalidate address register: no entry that points at a table changed (6.5.2.3, 11.4.6.4).
 pub const HINT_LEAVES_ONLY: u64 = 1 << 6;
 /// Lowest bit of the most invalidations a device takes at a time, 5 bits, 0 for 32 (6.5.2.5).
 pub const MAX_PENDING_LOW: u32 = 16;
 /// Size bit of a device-TLB descriptor's high quadword: more than one page (6.5.2.5).
 pub const DEVICE_SIZE: u64 = 1;
-/// Status write, in the low quadword of a wait descriptor (6.5.2.8).
+/// Status write, in the low quadword of a wait descriptor (6.5.2.9).
 pub const WAIT_STATUS_WRITE: u64 = 1 << 5;
-/// Lowest bit of a wait descriptor's status data, 32 bits (6.5.2.8).
+/// Lowest bit of a wait descriptor's status data, 32 bits (6.5.2.9).
 pub const WAIT_DATA_LOW: u32 = 32;
 
 impl Descriptor {
-    /// A wait that stores `data` at `address` once everything ahead of it has completed.
+    /// A wait that stores `data` at `address` once everything ahead of it, up to the wait
+    /// before it, has completed (6.5.2.12).
     ///
     /// `address` is a multiple of 4; lower bits are dropped. The interrupt flag stays
-    /// clear: completion is polled (6.5.2.8).
+    /// clear: completion is polled (6.5.2.9).
     #[must_use]
     pub const fn wait(address: u64, data: u32) -> Self {
         Self {

@@ -36,7 +36,8 @@ pub const fn reason(high: u64) -> u8 {
     bits(high, 32, 8) as u8
 }
 
-/// Whether the request was a read (T1); legacy mode records reads and writes only.
+/// Whether the request was a read (T1). Atomic operations, which also write, are
+/// recorded as reads; T2 would tell them apart.
 #[must_use]
 pub const fn is_read(high: u64) -> bool {
     bit(high, 62)
@@ -48,7 +49,8 @@ pub mod reason {
     pub const ROOT_NOT_PRESENT: u8 = 0x1;
     /// The context entry is not present.
     pub const CONTEXT_NOT_PRESENT: u8 = 0x2;
-    /// The context entry is present but malformed.
+    /// The context entry is present but malformed, or the root of its tables could not
+    /// be read.
     pub const CONTEXT_INVALID: u8 = 0x3;
     /// The address is wider than the tables or the unit allow.
     pub const ADDRESS_WIDTH: u8 = 0x4;
@@ -56,7 +58,7 @@ pub mod reason {
     pub const NOT_WRITABLE: u8 = 0x5;
     /// A read without read permission.
     pub const NOT_READABLE: u8 = 0x6;
-    /// A second-stage table could not be read.
+    /// A second-stage table below the root could not be read.
     pub const TABLE_ACCESS: u8 = 0x7;
     /// The root table could not be read.
     pub const ROOT_ACCESS: u8 = 0x8;

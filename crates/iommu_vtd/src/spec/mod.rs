@@ -1,8 +1,9 @@
 //! Layouts of the VT-d architecture: bits and offsets, nothing that acts.
 //!
-//! Every item names the section it was read in. All sections are those of one
-//! document: *Intel Virtualization Technology for Directed I/O, Architecture
-//! Specification*, revision 4.1 (March 2023). Only legacy mode is described.
+//! Every item names its section. All sections, here and in the rest of the crate, are
+//! those of one document: *Intel Virtualization Technology for Directed I/O, Architecture
+//! Specification*, revision 5.10 (November 2025, order number D51397-018). Earlier
+//! revisions number some of chapter 6 differently. Only legacy mode is described.
 
 pub mod descriptor;
 pub mod dmar;

@@ -87,7 +87,7 @@ pub mod context_command {
     }
 }
 
-/// Bits of the IOTLB invalidate register (11.4.6.2), at [`ExtendedCapabilities::iotlb_offset`] + 8.
+/// Bits of the IOTLB invalidate register (11.4.6.3), at [`ExtendedCapabilities::iotlb_offset`] + 8.
 pub mod iotlb_command {
     /// Invalidate IOTLB: set to start, cleared by hardware when done.
     pub const INVALIDATE: u64 = 1 << 63;
