@@ -272,6 +272,15 @@ pub trait Domain: Sized {
         skipped: &mut Skipped<'id>,
     ) -> Result<Cleared<'id>, ClearError>;
 
+    /// Puts everything that the dying caller's CPUs and devices may have cached on record,
+    /// for [`release_all`](crate::release_all). No lock is held.
+    ///
+    /// None of its vCPUs can run again, and its devices are detached: after that flush
+    /// nothing reaches its pages, though the tables still show them. Record with
+    /// [`Skipped::everything`] for each table there is; a domain that never had an IOMMU
+    /// says so with [`NoIommu::gone`](flush::NoIommu::gone).
+    fn forget<'id>(&self, skipped: &mut Skipped<'id>) -> Cleared<'id>;
+
     /// What flushes the caller's translations. No lock is held during a flush.
     fn hardware(&self) -> Hardware<'_, Self::Tlb, Self::Iotlb>;
 

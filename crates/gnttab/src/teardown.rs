@@ -3,8 +3,6 @@
 //! [`release_all`] runs when none of the domain's vCPUs can run again and its devices
 //! are detached. It still flushes everything once for each chunk, before any page goes.
 
-use flush::{Cleared, Iotlb, Skipped, Tlb};
-
 use crate::{
     domain::{BATCH, Crash, Domain},
     pin::{PageReference, Pin},
@@ -69,22 +67,13 @@ fn release_one<D: Domain>(domain: &D, batch: &mut PinBatch, handle: u32) {
     });
     match page {
         Some(Some(page)) => batch.edit_many(|skipped, room| {
-            let cleared = forget_domain(skipped);
+            let cleared = domain.forget(skipped);
             // The caller looked for room; without any the page would be lost, not released.
             drop(room.hold(Pin::mapping(page, grant), cleared));
         }),
         Some(None) => {}
         None => domain.crash(Crash::UnknownGranter { granter: grant.granter }),
     }
-}
-
-/// The proof for a domain whose tables nobody will walk again after one full flush.
-fn forget_domain<'id>(skipped: &mut Skipped<'id>) -> Cleared<'id> {
-    skipped.everything::<Tlb>();
-    skipped.everything::<Iotlb>();
-    let cpus = skipped.absent::<Tlb>();
-    let devices = skipped.absent::<Iotlb>();
-    cpus.with(&devices)
 }
 
 const _: () = assert!(BATCH <= STRIDE);

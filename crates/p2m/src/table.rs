@@ -110,9 +110,10 @@ impl<F: Format, M: TableMemory, K: Walkers> P2m<F, M, K> {
     /// Maps 2^`order` frames from `gfn` on to those from `mfn` on, as `kind`.
     ///
     /// What was there gives way only if it is the guest's own memory, of this size or
-    /// part of a larger leaf, which is split. Then it is returned: the page may be
-    /// another's as soon as the batch was flushed, not before. Setting what is there
-    /// already changes nothing and returns `None`.
+    /// part of a larger leaf, which is split. If it showed another page, that is returned:
+    /// the page may be another's as soon as the batch was flushed, not before. A page that
+    /// only changes its kind is still mapped, so it is not: the change is on record, and
+    /// nothing is given away. Setting what is there already changes nothing.
     ///
     /// # Errors
     ///
@@ -159,7 +160,8 @@ impl<F: Format, M: TableMemory, K: Walkers> P2m<F, M, K> {
         }
         stage2::map(tables, gfn, level, leaf, Over::Expected(old), &mut edit)?;
         let mapping = Mapping { run: block, ..was };
-        Ok(edit.into_replaced().map(|gone| Displaced { mapping, gone }))
+        let replaced = edit.into_replaced().filter(|_| was.mfn != mfn);
+        Ok(replaced.map(|gone| Displaced { mapping, gone }))
     }
 
     /// Clears the one frame `gfn`, if it shows what is expected.

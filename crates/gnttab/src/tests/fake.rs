@@ -619,6 +619,12 @@ impl Domain for World {
         self.p2m.borrow_mut().remove(&gfn.get());
         Ok(self.gone(skipped, gfn))
     }
+    fn forget<'id>(&self, skipped: &mut Skipped<'id>) -> Cleared<'id> {
+        skipped.everything::<Tlb>();
+        skipped.everything::<Iotlb>();
+        let cpus = skipped.absent::<Tlb>();
+        cpus.with(&skipped.absent::<Iotlb>())
+    }
     fn hardware(&self) -> Hardware<'_, Self, Self> {
         Hardware { tlb: self, iotlb: self }
     }

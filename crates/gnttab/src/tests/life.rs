@@ -122,3 +122,17 @@ fn a_teardown_reports_a_granter_it_cannot_find() {
     assert_eq!(*world.crashes.borrow(), [Crash::UnknownGranter { granter: GRANTER }]);
     assert_eq!(world.count(GRANTER, 0).references, 1);
 }
+
+/// Symptom: a domain's own page was at two numbers. Cause: its first map failed and kept
+/// the pin until the chunk's flush, and the second took the page for one that had moved.
+/// Cure: a failed map of an own grant is flushed before the next element is looked at.
+#[test]
+fn an_own_page_still_moves_after_a_map_of_it_failed() {
+    let world = World::new();
+    let taken = world.map_one(request(9));
+    world.grant(CALLER, 30, PERMIT, CALLER);
+    let occupied = taken.host_addr >> 12;
+    let both = world.map(&[own(30, occupied), own(30, 0x9001)]);
+    assert_eq!((both[0].status, both[1].status), (-1, 0));
+    assert!(!world.ram.borrow().contains_key(&(CALLER, 30)), "the page is at two numbers");
+}

@@ -6,5 +6,6 @@ mod entries;
 mod fake;
 mod handles;
 mod life;
+mod no_iommu;
 mod statuses;
 mod tables;
