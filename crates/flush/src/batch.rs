@@ -4,7 +4,8 @@
 //! [`Batch::flush`] turns it into [`Flushed`], which gives them out as
 //! [`Released`](crate::Released), or into [`Held`], which keeps every one of them.
 //! Dropping a batch that still holds something leaks it and counts it in
-//! [`leaked_pages`]: a drop neither flushes nor frees.
+//! [`leaked_pages`], dropping one that owes a flush counts in [`unflushed_batches`]: a
+//! drop neither flushes nor frees.
 
 use core::{
     marker::PhantomData,
@@ -20,12 +21,21 @@ use crate::{
 };
 
 static LEAKED: AtomicU64 = AtomicU64::new(0);
+static UNFLUSHED: AtomicU64 = AtomicU64::new(0);
 
 /// How many pages and table pages were leaked by dropping an unflushed batch.
 ///
 /// Anything but 0 is a defect of the embedder: memory is lost, never unsafe.
 pub fn leaked_pages() -> u64 {
     LEAKED.load(Ordering::Relaxed)
+}
+
+/// How many batches were dropped while they owed a flush, with pages or without.
+///
+/// Anything but 0 is a defect of the embedder: rights that were lowered, or an entry that
+/// was edited before its batch was given up, may still be in use.
+pub fn unflushed_batches() -> u64 {
+    UNFLUSHED.load(Ordering::Relaxed)
 }
 
 /// The pages of a batch and what is owed for them; the one place that leaks.
@@ -86,6 +96,9 @@ impl<P, const N: usize> Drop for Contents<P, N> {
         if lost > 0 {
             LEAKED.fetch_add(lost as u64, Ordering::Relaxed);
         }
+        if !self.is_paid() {
+            UNFLUSHED.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -93,6 +106,7 @@ impl<P, const N: usize> Drop for Contents<P, N> {
 ///
 /// It belongs to one call of one vCPU and lives on its stack.
 #[derive(Debug)]
+#[must_use = "what it recorded is only forgotten by hardware once it is flushed"]
 pub struct Batch<P, const N: usize>(Contents<P, N>);
 
 /// Why a page was not held.
@@ -106,7 +120,6 @@ pub enum HoldError<E> {
 
 impl<P, const N: usize> Batch<P, N> {
     /// An empty batch for translations of `domain`.
-    #[must_use]
     #[inline]
     pub const fn new(domain: DomainId) -> Self {
         Self(Contents::new(domain))

@@ -236,6 +236,17 @@ fn a_dropped_batch_leaks_its_pages_and_neither_flushes_nor_drops_them() {
     assert_eq!(leaked_pages() - before, 2);
 }
 
+/// Symptom: rights were lowered and never flushed, and nothing told. Cause: only pages
+/// were counted when a batch was dropped. Cure: what it owes is counted as well.
+#[test]
+fn a_batch_dropped_with_a_flush_owed_is_noticed_though_it_holds_nothing() {
+    let before = unflushed_batches();
+    let mut owing = batch::<2>();
+    owing.edit_many(|skipped, _| drop(skipped.leaf::<Shared>(Run::single(Gfn::new(3)), 0)));
+    drop(owing);
+    assert!(unflushed_batches() > before);
+}
+
 #[test]
 fn without_an_iommu_a_device_record_fails_the_flush() {
     let world = World::new();

@@ -5,17 +5,18 @@
 
 use crate::Mfn;
 
-/// A table page that no hardware has ever seen: it may be linked, or freed directly.
+/// A table page that no hardware can reach: it may be linked, or freed directly.
 ///
-/// Its words are zero.
+/// Its words are zero when it comes from an allocator of tables, and anything when it
+/// was [recycled](Released::recycle).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "dropping it leaks the page; give it back to its allocator"]
 pub struct FreshTable(Mfn);
 
 impl FreshTable {
-    /// Takes ownership of a zeroed page that is in no table.
+    /// Takes ownership of a page that is in no table, and in nobody else's hands.
     ///
-    /// The caller answers for both: the allocator is the one place to call this.
+    /// The caller answers for that: the allocator is the one place to call this.
     pub const fn new(mfn: Mfn) -> Self {
         Self(mfn)
     }
