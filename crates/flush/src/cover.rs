@@ -2,7 +2,7 @@
 //!
 //! A [`Cover`] only ever widens: whatever was recorded stays covered, through
 //! overflow, merging and repetition. Up to 32 separate runs are kept exactly, which
-//! is as many as a batch of 32 grants can need.
+//! is as many as a batch of 32 grants can need, each with the size of its leaves.
 
 use arrayvec::ArrayVec;
 
@@ -34,7 +34,8 @@ pub enum Change {
 pub enum Extent<'a> {
     /// No frame.
     Nothing,
-    /// These runs: sorted, apart from one another, at least one.
+    /// These runs: at least one, sorted, none overlapping. Those that touch have leaves
+    /// of different sizes.
     Runs(&'a [Run]),
     /// Every frame of the domain.
     Everything,
@@ -44,10 +45,13 @@ pub enum Extent<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cover {
     runs: ArrayVec<Run, RUNS>,
+    /// The order of the largest leaf of every run, as long as `orders` is empty.
+    order: u8,
+    /// The order of the largest leaf of each run, if they are not all the same.
+    orders: ArrayVec<u8, RUNS>,
     everything: bool,
     depth: Depth,
     change: Change,
-    order: u8,
 }
 
 impl Default for Cover {
@@ -60,10 +64,11 @@ impl Cover {
     /// The cover of no frame.
     pub const NOTHING: Self = Self {
         runs: ArrayVec::new_const(),
+        order: 0,
+        orders: ArrayVec::new_const(),
         everything: false,
         depth: Depth::Leaves,
         change: Change::Added,
-        order: 0,
     };
 
     /// Whether nothing has to be forgotten.
@@ -97,12 +102,19 @@ impl Cover {
         self.change
     }
 
-    /// The order of the largest leaf recorded, as log2 of 4 KiB frames.
-    ///
-    /// An invalidation smaller than a cached leaf need not drop it (VT-d 6.5.2.3).
+    /// The order of the largest leaf of any run, as log2 of 4 KiB frames; 0 if there
+    /// are no runs.
     #[must_use]
     pub fn order(&self) -> u8 {
-        self.order
+        self.orders.iter().copied().max().unwrap_or(self.order)
+    }
+
+    /// The runs, each with the order of its largest leaf; none of nothing and of everything.
+    ///
+    /// An invalidation smaller than a cached leaf need not drop it (VT-d 6.5.2.3).
+    pub fn runs(&self) -> impl DoubleEndedIterator<Item = (Run, u8)> + Clone {
+        let order = |at: usize| self.orders.get(at).copied().unwrap_or(self.order);
+        self.runs.iter().enumerate().map(move |(at, run)| (*run, order(at)))
     }
 
     /// How many frames; `u64::MAX` for everything.
@@ -126,11 +138,14 @@ impl Cover {
     /// Adds a run whose largest leaf has 2^`order` frames.
     #[inline]
     pub fn record(&mut self, run: Run, order: u8, depth: Depth, change: Change) {
-        self.order = self.order.max(order);
         self.depth = self.depth.max(depth);
         self.change = self.change.max(change);
         if !self.everything {
-            self.insert(run);
+            if order == self.order && self.orders.is_empty() {
+                self.insert(run);
+            } else {
+                self.insert_unlike(run, order);
+            }
         }
     }
 
@@ -140,28 +155,32 @@ impl Cover {
         self.change = Change::Modified;
         self.everything = true;
         self.runs.clear();
+        self.order = 0;
+        self.orders.clear();
     }
 
     /// Forgets what was recorded, once hardware has forgotten it.
     pub(crate) fn clear(&mut self) {
         self.runs.clear();
+        self.order = 0;
+        self.orders.clear();
         self.everything = false;
         self.depth = Depth::Leaves;
         self.change = Change::Added;
-        self.order = 0;
     }
 
     /// Adds all that `other` covers.
     pub fn merge(&mut self, other: &Self) {
-        let Self { runs, everything, depth, change, order } = other;
+        let Self { runs: _, order: _, orders: _, everything, depth, change } = other;
         if *everything {
             self.everything(*depth);
         }
-        for run in runs {
-            self.record(*run, *order, *depth, *change);
+        for (run, order) in other.runs() {
+            self.record(run, order, *depth, *change);
         }
     }
 
+    /// Adds a run with leaves like those of all runs before it.
     #[inline]
     fn insert(&mut self, run: Run) {
         // Grants are mostly given back in ascending order: try the end first.
@@ -175,50 +194,102 @@ impl Cover {
         }
     }
 
-    fn insert_anywhere(&mut self, mut run: Run) {
+    fn insert_anywhere(&mut self, run: Run) {
         // All runs from `start` to before `end` touch the new one and melt into it.
         let start = self.runs.partition_point(|own| own.last() < run.first() && !own.touches(run));
         let mut end = start;
+        let mut hull = run;
         while let Some(own) = self.runs.get(end).filter(|own| own.touches(run)) {
-            run = run.hull(*own);
+            hull = hull.hull(*own);
             end += 1;
         }
         if end > start {
             self.runs.drain(start + 1..end);
-            self.runs[start] = run;
+            self.runs[start] = hull;
         } else if self.runs.try_insert(start, run).is_err() {
-            self.widen(start, run);
+            self.insert_unlike(run, self.order);
+        }
+    }
+
+    /// Adds a run whose leaves are of another size, or for which there is no room.
+    #[cold]
+    fn insert_unlike(&mut self, mut run: Run, mut order: u8) {
+        if self.orders.is_empty() {
+            self.orders.extend(self.runs.iter().map(|_| self.order));
+        }
+        // Every run from `start` to before `end` shares a frame with the new one and melts
+        // into it.
+        let mut start = self.runs.partition_point(|own| own.last() < run.first());
+        let mut end = start;
+        while let Some(own) = self.runs.get(end).filter(|own| own.first() <= run.last()) {
+            run = run.hull(*own);
+            order = order.max(self.orders[end]);
+            end += 1;
+        }
+        // So do the neighbours on either side, if their leaves are as large: a page beside
+        // a large leaf must not be rounded up to the size of that leaf.
+        if start > 0 && self.orders[start - 1] == order && self.runs[start - 1].touches(run) {
+            start -= 1;
+            run = run.hull(self.runs[start]);
+        }
+        if end < self.runs.len() && self.orders[end] == order && self.runs[end].touches(run) {
+            run = run.hull(self.runs[end]);
+            end += 1;
+        }
+        if end > start {
+            self.runs.drain(start + 1..end);
+            self.orders.drain(start + 1..end);
+            (self.runs[start], self.orders[start]) = (run, order);
+        } else if self.runs.try_insert(start, run).is_ok() {
+            self.orders.insert(start, order);
+        } else {
+            self.widen(start, run, order);
+        }
+        // Equal covers are kept in equal form.
+        if let Some(first) = self.orders.first().copied()
+            && self.orders.iter().all(|order| *order == first)
+        {
+            self.order = first;
+            self.orders.clear();
         }
     }
 
     /// Makes room for `run`, which belongs at `at`, by closing the smallest gap.
-    #[cold]
-    fn widen(&mut self, at: usize, run: Run) {
-        // Gaps between stored neighbours, and between the new run and its two.
-        let gap = |low: &Run, high: &Run| high.first().get() - low.last().get();
-        let below = at.checked_sub(1).map(|below| gap(&self.runs[below], &run));
-        let above = self.runs.get(at).map(|above| gap(&run, above));
-        let inside = self
-            .runs
-            .windows(2)
-            .enumerate()
+    fn widen(&mut self, at: usize, run: Run, order: u8) {
+        // Frames added by making one run of two: those between, and what rounding small
+        // leaves up to the size of the large ones can add at the end.
+        let gap = |low: (Run, u8), high: (Run, u8)| {
+            let rounding = if low.1 == high.1 {
+                0
+            } else {
+                Run::block(low.0.first(), low.1.max(high.1)).pages()
+            };
+            (high.0.first().get() - low.0.last().get()).saturating_add(rounding)
+        };
+        let own = |at: usize| Some((*self.runs.get(at)?, *self.orders.get(at)?));
+        let between = |low: usize, high: usize| Some((gap(own(low)?, own(high)?), low));
+        let below = at.checked_sub(1).and_then(|low| Some((gap(own(low)?, (run, order)), low)));
+        let above = own(at).map(|high| (gap((run, order), high), at));
+        let inside = (1..self.runs.len())
             // The pair around the new run is no longer a pair of neighbours.
-            .filter(|(low, _)| low + 1 != at)
-            .map(|(low, pair)| (gap(&pair[0], &pair[1]), low))
+            .filter(|high| *high != at)
+            .filter_map(|high| between(high - 1, high))
             .min();
-        let beside = [below.map(|gap| (gap, at.wrapping_sub(1))), above.map(|gap| (gap, at))]
-            .into_iter()
-            .flatten()
-            .min();
+        let beside = [below, above].into_iter().flatten().min();
         match (inside, beside) {
             (Some((gap, low)), Some((nearest, _))) if gap < nearest => {
-                let high = self.runs.remove(low + 1);
+                let (high, large) = (self.runs.remove(low + 1), self.orders.remove(low + 1));
                 self.runs[low] = self.runs[low].hull(high);
+                self.orders[low] = self.orders[low].max(large);
                 let at = if low < at { at - 1 } else { at };
                 self.runs.insert(at, run);
+                self.orders.insert(at, order);
             }
-            (_, Some((_, own))) => self.runs[own] = self.runs[own].hull(run),
-            (_, None) => self.everything = true,
+            (_, Some((_, own))) => {
+                self.runs[own] = self.runs[own].hull(run);
+                self.orders[own] = self.orders[own].max(order);
+            }
+            (_, None) => self.everything(self.depth),
         }
     }
 }
@@ -308,6 +379,73 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[track_caller]
+    fn check_orders(inserted: &[(u64, u64, u8)], expected: &[(u64, u64, u8)]) {
+        let mut cover = Cover::NOTHING;
+        for &(first, last, order) in inserted {
+            cover.record(run(first, last), order, Depth::Leaves, Change::Modified);
+        }
+        let runs: Vec<_> =
+            cover.runs().map(|(run, order)| (run.first().get(), run.last().get(), order)).collect();
+        assert_eq!(runs, expected);
+        assert_eq!(cover.order(), expected.iter().map(|run| run.2).max().unwrap_or(0));
+    }
+
+    #[test]
+    fn a_page_beside_a_large_leaf_keeps_its_own_size_and_a_page_inside_is_part_of_it() {
+        let large = (512, 1023, 9);
+        check_orders(
+            &[(511, 511, 0), large, (1024, 1024, 0)],
+            &[(511, 511, 0), large, (1024, 1024, 0)],
+        );
+        check_orders(
+            &[large, (1024, 1024, 0), (511, 511, 0)],
+            &[(511, 511, 0), large, (1024, 1024, 0)],
+        );
+        check_orders(&[large, (1024, 1535, 9)], &[(512, 1535, 9)]);
+        check_orders(&[(1024, 1535, 9), large], &[(512, 1535, 9)]);
+        check_orders(&[large, (600, 600, 0)], &[large]);
+        check_orders(&[(600, 600, 0), (700, 701, 0), large], &[large]);
+        check_orders(&[large, (1536, 2047, 9), (1024, 1535, 9)], &[(512, 2047, 9)]);
+        check_orders(
+            &[large, (1536, 2047, 9), (1024, 1535, 0)],
+            &[large, (1024, 1535, 0), (1536, 2047, 9)],
+        );
+        // A table's span holds large leaves: its ends are aligned at least as far.
+        check_orders(&[large, (0, 0x3ffff, 0)], &[(0, 0x3ffff, 9)]);
+    }
+
+    #[test]
+    fn closing_a_gap_keeps_the_larger_leaf_and_prefers_runs_of_like_leaves() {
+        let mut cover = Cover::NOTHING;
+        let mut record = |first, last, order| {
+            cover.record(run(first, last), order, Depth::Leaves, Change::Modified);
+        };
+        record(512, 1023, 9);
+        record(1024, 1024, 0);
+        for index in 1..=30 {
+            record(index * 10_000, index * 10_000, 0);
+        }
+        record(300_050, 300_050, 0);
+        let runs: Vec<_> = cover.runs().collect();
+        assert_eq!(runs.len(), RUNS);
+        assert_eq!(runs[..2], [(run(512, 1023), 9), (run(1024, 1024), 0)], "still apart");
+        assert_eq!(runs[31], (run(300_000, 300_050), 0));
+    }
+
+    #[test]
+    fn runs_of_unlike_leaves_become_one_of_the_larger_where_nothing_else_is_near() {
+        let mut cover = Cover::NOTHING;
+        let mut record = |first, last, order| {
+            cover.record(run(first, last), order, Depth::Leaves, Change::Modified);
+        };
+        record(500, 500, 0);
+        record(512, 1023, 9);
+        (1..=31).for_each(|index| record(index * 10_000, index * 10_000, 0));
+        let first = cover.runs().next();
+        assert_eq!((first, cover.runs().count()), (Some((run(500, 1023), 9)), RUNS));
     }
 
     #[test]

@@ -9,12 +9,11 @@
 //! root. Whichever fence comes first, either the snapshot has the CPU or the CPU
 //! sees the changed table. Both fences are inside [`LiveCpus`].
 
-use core::{
-    fmt,
-    sync::atomic::{AtomicU64, Ordering, fence},
-};
+use core::{fmt, sync::atomic::Ordering};
 
 use bitvec::array::BitArray;
+
+use crate::sync::{AtomicU64, array_of, const_constructor, fence};
 
 const WORDS: usize = 4;
 
@@ -92,10 +91,12 @@ impl fmt::Debug for CpuSet {
 pub struct LiveCpus([AtomicU64; WORDS]);
 
 impl LiveCpus {
-    /// The set of no CPU.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; WORDS])
+    const_constructor! {
+        /// The set of no CPU.
+        #[must_use]
+        pub const fn new() -> Self {
+            Self(array_of!(AtomicU64::new(0)))
+        }
     }
 
     fn place(&self, cpu: usize) -> Option<(&AtomicU64, u64)> {

@@ -26,6 +26,19 @@ pub trait Flush<K: Kind> {
     fn wait(&self, in_flight: Self::InFlight) -> Result<(), Self::Error>;
 }
 
+impl<K: Kind, F: Flush<K>> Flush<K> for &F {
+    type InFlight = F::InFlight;
+    type Error = F::Error;
+
+    fn start(&self, domain: DomainId, cover: &Cover) -> Self::InFlight {
+        F::start(self, domain, cover)
+    }
+
+    fn wait(&self, in_flight: Self::InFlight) -> Result<(), Self::Error> {
+        F::wait(self, in_flight)
+    }
+}
+
 /// One flusher for each kind. Adding a kind adds a field, and breaks all who forget it.
 #[derive(Debug)]
 pub struct Hardware<'a, T, I> {

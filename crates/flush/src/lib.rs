@@ -35,16 +35,29 @@
 //! ```
 #![no_std]
 #![forbid(unsafe_code)]
+#![expect(unexpected_cfgs, reason = "`--cfg loom` is passed by hand, to the tests alone")]
 
 mod batch;
+mod block;
+mod combine;
 mod cover;
 mod cpus;
 mod frame;
 mod hardware;
 mod page;
+pub mod plan;
 mod skipped;
+mod sync;
 
-pub use batch::{Batch, Failure, FlushError, Flushed, Held, HoldError, Report, Room, leaked_pages};
+#[cfg(all(test, loom))]
+mod interleavings;
+
+pub use batch::{
+    Batch, Failure, FlushError, Flushed, Held, HoldError, Report, Room, leaked_pages,
+    unflushed_batches,
+};
+pub use block::Block;
+pub use combine::{Asked, CombineError, Combiner, Refused, Seat};
 pub use cover::{Change, Cover, Depth, Extent};
 pub use cpus::{CpuSet, LiveCpus};
 pub use frame::{Dfn, DomainId, Gfn, Mfn, Run};
