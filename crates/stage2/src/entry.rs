@@ -25,6 +25,8 @@ impl Level {
     pub const ONE: Self = Self(1);
     /// Two above: 1 GiB with 4 KiB granules.
     pub const TWO: Self = Self(2);
+    /// Three above: 512 GiB with 4 KiB granules.
+    pub const THREE: Self = Self(3);
 
     /// The level with this number, or `None` if no table has that many.
     #[must_use]
@@ -55,6 +57,13 @@ impl Level {
     #[inline]
     pub const fn above(self) -> Option<Self> {
         Self::new(self.0.saturating_add(1))
+    }
+
+    /// The level in the two low bits of `bits`, which is enough for every level that
+    /// leaves can have; the rest is dropped.
+    #[inline]
+    pub(crate) const fn from_low_bits(bits: u64) -> Self {
+        Self((bits & 3) as u8)
     }
 
     /// The number as an array index, below [`MAX_LEVELS`].
@@ -154,7 +163,7 @@ pub enum MemoryType {
     WriteBack,
 }
 
-/// A few bits of a leaf that hardware ignores and the embedder may use, `0..=31`.
+/// A few bits of a leaf that hardware ignores and the embedder may use, `0..=7`.
 ///
 /// A p2m keeps the kind of the page here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -162,16 +171,16 @@ pub struct Tag(u8);
 
 impl Tag {
     /// How many bits every format has for it.
-    pub const BITS: u32 = 5;
+    pub const BITS: u32 = 3;
 
-    /// The tag with this value, or `None` above 31.
+    /// The tag with this value, or `None` above 7.
     #[must_use]
     #[inline]
     pub const fn new(value: u8) -> Option<Self> {
         if value < 1 << Self::BITS { Some(Self(value)) } else { None }
     }
 
-    /// The value, `0..=31`.
+    /// The value, `0..=7`.
     #[must_use]
     #[inline]
     pub const fn get(self) -> u8 {
@@ -197,6 +206,15 @@ pub struct Leaf {
     pub memory: MemoryType,
     /// The embedder's bits.
     pub tag: Tag,
+    /// The level of the leaf that this one was split from, or [`Level::PAGE`].
+    ///
+    /// Hardware may hold the old leaf until the batch that split it is flushed, and an
+    /// invalidation smaller than a cached leaf need not drop it. So whoever takes a part
+    /// away, in whichever batch, records it at the order of the old leaf. The mark stays
+    /// for as long as the part shows the same frame. A leaf put where nothing was has
+    /// none: through a large one from before, hardware reaches the page that was there
+    /// then, and the batch that took that page away holds it until its own flush.
+    pub origin: Level,
     /// Whether hardware has used it since it was written.
     pub accessed: bool,
     /// Whether hardware has written through it since it was written.
@@ -213,6 +231,7 @@ impl Leaf {
             access,
             memory: MemoryType::WriteBack,
             tag: Tag(0),
+            origin: Level::PAGE,
             accessed: false,
             dirty: false,
         }
@@ -233,7 +252,7 @@ impl Leaf {
     }
 
     /// Whether both show the same thing in the same way: all but the bits that
-    /// hardware sets by itself.
+    /// hardware sets by itself, and [`origin`](Self::origin).
     #[must_use]
     #[inline]
     pub fn same_mapping(&self, other: &Self) -> bool {

@@ -9,6 +9,7 @@ use flush::{Gfn, Mfn, Run};
 
 use crate::entry::{Access, Entry, Leaf, Level, MAX_LEVELS};
 
+pub mod arm64;
 pub mod ept;
 pub mod npt;
 pub mod vtd;
@@ -65,7 +66,8 @@ pub trait Format {
         }
     }
 
-    /// The word for a leaf at this level.
+    /// The word for a leaf at this level, [`tag`](Leaf::tag) and [`origin`](Leaf::origin)
+    /// included: three and two bits that hardware ignores.
     ///
     /// # Errors
     ///
@@ -82,7 +84,8 @@ pub trait Format {
     /// the physical width.
     fn table(&self, level: Level, table: Mfn) -> Result<u64, Unencodable>;
 
-    /// The word of a leaf with its rights replaced and every other bit kept.
+    /// The word of a leaf with its rights replaced and every other bit kept, the
+    /// [`origin`](Leaf::origin) among them.
     ///
     /// # Errors
     ///
@@ -178,6 +181,13 @@ impl Geometry {
     #[inline]
     pub const fn page_order(self) -> u8 {
         self.page_order
+    }
+
+    /// The lg2 of how many entries a table page has.
+    #[must_use]
+    #[inline]
+    pub const fn index_bits(self) -> u8 {
+        self.index_bits
     }
 
     /// The lg2 of how many frames one entry at `level` spans.

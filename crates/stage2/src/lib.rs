@@ -8,7 +8,10 @@
 //! - [`map()`] and [`map_run`] install leaves, [`split()`] breaks a large one;
 //! - [`clear`], [`protect`], [`visit`] and [`destroy`] walk a range, can stop anywhere,
 //!   and say where to go on ([`Rest`]) and why they stopped ([`Stop`]);
-//! - [`clear_page`] and [`lookup`] serve a single page.
+//! - [`clear_page`] and [`lookup`] serve a single page;
+//! - [`Unwalked`] is a tree that no hardware can walk, so that it needs no flush;
+//! - [`chunked`] runs a walk piece by piece, and [`Tracked`] holds mappings that are in
+//!   no table.
 //!
 //! ```
 //! use flush::{FreshTable, Gfn, Mfn};
@@ -31,6 +34,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod chunked;
 mod entry;
 pub mod format;
 mod map;
@@ -39,9 +43,12 @@ mod page;
 mod record;
 mod split;
 mod stop;
+mod tracked;
 mod tree;
+mod unwalked;
 mod walk;
 
+pub use chunked::{Chunk, Halt, Halted, Pace, Stops, chunked};
 pub use entry::{Access, Entry, Leaf, Level, MAX_LEVELS, MemoryType, Tag};
 pub use format::{Format, Geometry, Unencodable};
 pub use map::{MapError, MapStopped, Over, map, map_run};
@@ -50,5 +57,7 @@ pub use page::{PageError, clear_page, lookup};
 pub use record::{Record, Recorder, Sink, Unheld};
 pub use split::{PendingSplit, SplitError, abandon_split, finish_split, split};
 pub use stop::{Budget, Rest, Stop, Stopped, Tally};
+pub use tracked::{Refused, Slot, Sweep, SweepStopped, Tracked};
 pub use tree::{Found, Tables};
-pub use walk::{Emptied, clear, destroy, protect, visit};
+pub use unwalked::{Unwalked, retire};
+pub use walk::{Emptied, RootError, clear, destroy, free_root, protect, visit};

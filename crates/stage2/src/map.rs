@@ -88,6 +88,11 @@ pub struct MapStopped {
 
 /// Installs `leaf` at `gfn` as one entry of `level`, with the tables it needs.
 ///
+/// Over a leaf that shows the same frame its [`origin`](Leaf::origin) is kept. Over a
+/// vacant entry it is what `leaf` says, by default none: whoever cleared a page there
+/// holds it until the flush. A page that nobody holds must not be mapped there again, in
+/// a smaller leaf, before the flush of the larger one.
+///
 /// Returns the leaf that it replaced, if `over` expected one.
 ///
 /// # Errors
@@ -117,10 +122,10 @@ pub fn map<F: Format, M: TableMemory>(
             if place.level != level {
                 return Err(MapError::Unexpected(found));
             }
-            let Entry::Leaf(leaf) = entry else {
+            let Entry::Leaf(shown) = entry else {
                 return Err(MapError::Unexpected(found));
             };
-            replace(&tables, &place, (raw, leaf), word, &old, record).map(Some)
+            replace(&tables, &place, (raw, shown), &leaf, &old, record).map(Some)
         }
         Over::Vacant => {
             match entry {
@@ -160,25 +165,28 @@ fn install<F: Format, M: TableMemory>(
         .map_err(|_| MapError::Contended)
 }
 
-/// Replaces the expected leaf at `place`.
+/// Replaces the expected leaf at `place` by `new`.
 fn replace<F: Format, M: TableMemory>(
     tables: &Tables<'_, F, M>,
     place: &Place,
     (raw, leaf): (u64, Leaf),
-    word: u64,
+    new: &Leaf,
     expected: &Leaf,
     record: &mut impl Record,
 ) -> Result<Leaf, MapError> {
     let breaks = tables.format.break_before_make();
     let old = tables.replace_leaf(place.slot(), raw, leaf, |_, leaf| {
-        if leaf.same_mapping(expected) {
-            Ok(if breaks { 0 } else { word })
-        } else {
+        if !leaf.same_mapping(expected) {
             let entry = Entry::Leaf(*leaf);
-            Err(MapError::Unexpected(Found { run: place.span, level: place.level, entry }))
+            return Err(MapError::Unexpected(Found { run: place.span, level: place.level, entry }));
         }
+        // A larger leaf that is cached still shows the same frame as the new one.
+        let kept = if new.mfn == leaf.mfn { leaf.origin } else { Level::PAGE };
+        let new = Leaf { origin: new.origin.max(kept), ..*new };
+        let word = tables.format.leaf(place.level, new).map_err(MapError::Unencodable)?;
+        Ok(if breaks { 0 } else { word })
     })?;
-    record.changed(place.span, tables.format.geometry().order(place.level), old);
+    record.changed(place.span, tables.recorded_order(place.level, &old), old);
     if breaks {
         tables.memory.drop_live(place.table);
         return Err(MapError::FlushFirst);

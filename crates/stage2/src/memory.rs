@@ -40,7 +40,8 @@ pub trait TableMemory {
     /// is zero.
     fn allocate(&self) -> Option<FreshTable>;
 
-    /// Takes back a page from [`allocate`](Self::allocate) that was never linked.
+    /// Takes back a page from [`allocate`](Self::allocate) that no hardware can reach: it
+    /// was never linked, or only in an [`Unwalked`](crate::Unwalked) tree.
     ///
     /// Its words may have been written.
     fn discard(&self, table: FreshTable);

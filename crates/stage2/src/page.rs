@@ -90,5 +90,6 @@ pub fn clear_page<'id, K: Records, F: Format, M: TableMemory>(
         if expected(leaf) { Ok(0) } else { Err(PageError::Unexpected(*leaf)) }
     })?;
     tables.memory.drop_live(slot.table);
-    Ok((leaf, skipped.leaf::<K>(geometry.span(Level::PAGE, gfn), geometry.page_order())))
+    let order = tables.recorded_order(Level::PAGE, &leaf);
+    Ok((leaf, skipped.leaf::<K>(geometry.span(Level::PAGE, gfn), order)))
 }

@@ -2,7 +2,8 @@
 //!
 //! [`split()`] is for a caller that wants to change a part of a leaf; range walks do it
 //! themselves. The whole old leaf goes on record at its order, because hardware may go
-//! on using it until the flush.
+//! on using it until the flush. Other batches may take parts of it away before that, so
+//! each part remembers the size of the old leaf: see [`Leaf::origin`].
 
 use core::fmt;
 
@@ -80,17 +81,19 @@ impl PendingSplit {
     }
 }
 
-/// Fills a fresh table with the leaves that `leaf`, at `place`, consists of.
+/// Fills a fresh table with the leaves that `leaf`, at `level`, consists of.
 fn fill<F: Format, M: TableMemory>(
     tables: &Tables<'_, F, M>,
     fresh: &FreshTable,
-    below: Level,
+    (level, below): (Level, Level),
     leaf: &Leaf,
 ) -> Result<(), Unencodable> {
     let geometry = tables.format.geometry();
+    // Whatever was split before may be cached still.
+    let origin = leaf.origin.max(level);
     let mut mfn = leaf.mfn.get();
     for index in 0..geometry.entries() {
-        let part = Leaf { mfn: Mfn::new(mfn), ..*leaf };
+        let part = Leaf { mfn: Mfn::new(mfn), origin, ..*leaf };
         let word = tables.format.leaf(below, part)?;
         tables.memory.swap(fresh.mfn(), index, word);
         mfn = mfn.saturating_add(1 << geometry.order(below));
@@ -109,14 +112,13 @@ pub(crate) fn split_entry<F: Format, M: TableMemory>(
     let Some(below) = place.level.below() else {
         return Err(Unencodable::Level.into());
     };
-    let geometry = tables.format.geometry();
     let Some(fresh) = tables.memory.allocate() else {
         return Err(SplitError::NoTable);
     };
     let breaks = tables.format.break_before_make();
     let replaced = tables.replace_leaf(place.slot(), raw, leaf, |_, leaf| {
         // The marks of the old leaf go into the new ones, so fill again if they moved.
-        fill(tables, &fresh, below, leaf)?;
+        fill(tables, &fresh, (place.level, below), leaf)?;
         let word = tables.format.table(place.level, fresh.mfn())?;
         Ok::<_, SplitError>(if breaks { 0 } else { word })
     });
@@ -127,7 +129,7 @@ pub(crate) fn split_entry<F: Format, M: TableMemory>(
             return Err(error);
         }
     };
-    record.changed(place.span, geometry.order(place.level), old);
+    record.changed(place.span, tables.recorded_order(place.level, &old), old);
     if breaks {
         return Err(SplitError::Pending(PendingSplit {
             fresh,

@@ -176,6 +176,13 @@ impl<F: Format, M: TableMemory> Tables<'_, F, M> {
         Err(Contended.into())
     }
 
+    /// The order that a change of `leaf`, at `level`, goes on record with: its own, or
+    /// that of the larger leaf it came from, which hardware may hold in its place.
+    #[inline]
+    pub(crate) fn recorded_order(&self, level: Level, leaf: &Leaf) -> u8 {
+        self.format.geometry().order(level.max(leaf.origin))
+    }
+
     /// Whether no entry of the root is in use, on any of its pages.
     pub(crate) fn root_is_empty(&self) -> bool {
         let geometry = self.format.geometry();

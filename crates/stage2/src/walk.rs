@@ -5,6 +5,7 @@
 //! any entry, and says in [`Stopped`] where to go on. A resume point is an address: the
 //! tables may have changed in between.
 
+use core::fmt;
 use core::ops::ControlFlow;
 
 use flush::{Gfn, Mfn};
@@ -157,7 +158,7 @@ impl<F: Format, M: TableMemory, R: Record> Action for Clear<'_, '_, F, M, R> {
                 let zero = |_, _: &_| Ok::<_, Stop>(0);
                 let leaf = self.tables.replace_leaf(place.slot(), raw, leaf, zero)?;
                 memory.drop_live(place.table);
-                let order = self.tables.format.geometry().order(place.level);
+                let order = self.tables.recorded_order(place.level, &leaf);
                 self.record.removed(place.span, order, leaf);
                 self.leaves = self.leaves.saturating_add(1);
             }
@@ -241,7 +242,7 @@ where
         let old = self.tables.replace_leaf(place.slot(), raw, leaf, |raw, _| {
             format.with_access(place.level, raw, wanted).map_err(Stop::Refused)
         })?;
-        self.record.changed(place.span, format.geometry().order(place.level), old);
+        self.record.changed(place.span, self.tables.recorded_order(place.level, &old), old);
         self.leaves = self.leaves.saturating_add(1);
         Ok(Step::Next)
     }
@@ -344,15 +345,62 @@ pub fn destroy<F: Format, M: TableMemory>(
         return Err(Stopped { rest, stop: Stop::OutOfRange, tally });
     }
     let mut tally = clear(tables, rest, budget, Emptied::Free, record)?;
+    match free_root(tables, record) {
+        Ok(()) => {
+            tally.tables = tally.tables.saturating_add(1);
+            Ok(tally)
+        }
+        Err(RootError::InUse) => {
+            Err(Stopped { rest: Rest::new(space), stop: Stop::Contended, tally })
+        }
+        Err(RootError::Full) => {
+            let rest = Rest::new(geometry.span(Level::PAGE, space.last()));
+            Err(Stopped { rest, stop: Stop::Full, tally })
+        }
+    }
+}
+
+/// Why [`free_root`] changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RootError {
+    /// An entry of the root is in use.
+    InUse,
+    /// The record has no room for the page.
+    Full,
+}
+
+impl fmt::Display for RootError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InUse => "the root is not empty",
+            Self::Full => "no room on record",
+        })
+    }
+}
+
+impl core::error::Error for RootError {}
+
+/// Frees the root of a tree that was cleared: the end of [`destroy`], for a caller that
+/// clears in pieces of its own.
+///
+/// No hardware may be given the root any more, and nobody may use the tree.
+///
+/// # Errors
+///
+/// See [`RootError`]; nothing was changed then.
+pub fn free_root<F: Format, M: TableMemory>(
+    tables: Tables<'_, F, M>,
+    record: &mut impl Record,
+) -> Result<(), RootError> {
     if !tables.root_is_empty() {
-        return Err(Stopped { rest: Rest::new(space), stop: Stop::Contended, tally });
+        return Err(RootError::InUse);
     }
     if record.tables_left() == 0 {
-        let rest = Rest::new(geometry.span(Level::PAGE, space.last()));
-        return Err(Stopped { rest, stop: Stop::Full, tally });
+        return Err(RootError::Full);
     }
-    if record.table(space, tables.memory.unlink(tables.root)).is_ok() {
-        tally.tables = tally.tables.saturating_add(1);
+    let space = tables.format.geometry().space();
+    match record.table(space, tables.memory.unlink(tables.root)) {
+        // A record that promised room and has none leaks the page; the tree is gone.
+        Ok(()) | Err(_) => Ok(()),
     }
-    Ok(tally)
 }

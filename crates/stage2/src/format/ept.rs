@@ -1,16 +1,16 @@
 //! EPT: the second-stage tables of Intel CPUs, also walked by VT-d where shared.
 //!
-//! After the Intel SDM, volume 3C, chapter "VMX Support for Address Translation". The
-//! section numbers are those of the editions in which it is chapter 28; later editions
-//! renumber it. Formats: tables 28-1 to 28-6. Misconfigurations: 28.2.3.1. What is
-//! cached: 28.3.2, by which neither an entry that is not present nor a misconfigured
-//! one ever is.
+//! After the Intel SDM, volume 3C, chapter "VMX Support for Address Translation". Editions
+//! number it differently, so sections go by their titles here. Formats: the tables of
+//! "EPT Translation Mechanism". Misconfigurations: "EPT Misconfigurations". What is
+//! cached: "Creating and Using Cached Translation Information", by which neither an entry
+//! that is not present nor a misconfigured one ever is.
 //!
 //! Mode-based execute control is assumed to be off: bit 10 is ignored.
 
 use flush::Mfn;
 
-use super::words::{Frames, MAX_PHYSICAL_BITS, below, flag, tag, tag_word};
+use super::words::{Frames, MAX_PHYSICAL_BITS, below, flag, origin, software_word, tag};
 use super::{Format, Geometry, Unencodable};
 use crate::entry::{Access, Entry, Leaf, Level, MemoryType};
 
@@ -29,7 +29,7 @@ const ACCESSED: u64 = 1 << 8;
 /// Bit 9 of a leaf, if enabled in the EPTP: it was written through.
 const DIRTY: u64 = 1 << 9;
 
-/// How many levels an EPT has: the walk length of the EPTP, 28.2.2.
+/// How many levels an EPT has: the page-walk length in the EPTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EptLevels {
     /// 48-bit guest-physical addresses.
@@ -83,15 +83,16 @@ impl Ept {
         Self { frames: Frames::new(bits), ..self }
     }
 
-    /// Whether the CPU takes these rights: nothing, or writing without reading, is a
-    /// misconfiguration (28.2.3.1).
+    /// Whether a leaf can have these rights. None at all means not present; writing
+    /// without reading is a misconfiguration, and so is executing alone where the CPU
+    /// does not know it ("EPT Misconfigurations").
     const fn takes(&self, access: Access) -> bool {
         access.allows(Access::READ)
             || (access.bits() == Access::EXECUTE.bits() && self.execute_only)
     }
 }
 
-/// The type's number, 28.2.6.
+/// The type's number ("EPT and Memory Typing").
 const fn type_word(memory: MemoryType) -> u64 {
     let number = match memory {
         MemoryType::Uncacheable => 0,
@@ -145,6 +146,7 @@ impl Format for Ept {
                 access,
                 memory,
                 tag: tag(raw),
+                origin: origin(raw),
                 accessed: raw & ACCESSED != 0,
                 dirty: raw & DIRTY != 0,
             }),
@@ -179,7 +181,7 @@ impl Format for Ept {
             | flag(level != Level::PAGE, LARGE)
             | flag(leaf.accessed, ACCESSED)
             | flag(leaf.dirty, DIRTY)
-            | tag_word(leaf.tag))
+            | software_word(&leaf)?)
     }
 
     fn table(&self, level: Level, table: Mfn) -> Result<u64, Unencodable> {

@@ -1,16 +1,17 @@
 //! NPT: the second-stage tables of AMD CPUs, ordinary long-mode tables.
 //!
-//! After the AMD64 APM, volume 2 (24593): formats in 5.3 and 5.4, nested paging in
-//! 15.25. The nested walk counts as a user access, so every entry has U set (15.25.5).
-//! There is no way to refuse reads, and memory types go through the host's PAT (7.8),
-//! which is taken to hold its reset value: no write-combining, no write-protected.
+//! After the AMD64 APM, volume 2 (24593), revision 3.44: formats in 5.3 and 5.4, nested
+//! paging in 15.25. The nested walk counts as a user access, so every entry has U set
+//! (15.25.5). There is no way to refuse reads, and memory types go through the host's PAT
+//! (7.8), which is taken to hold its reset value: no write-combining, no write-protected.
+//! EFER.NXE is taken to be set in the host: without it bit 63 is reserved (5.4.1).
 //!
 //! A present word that faults in every walk (a reserved bit, or U clear) decodes to a
 //! leaf without rights, because the manual does not say that it is never cached.
 
 use flush::Mfn;
 
-use super::words::{Frames, MAX_PHYSICAL_BITS, below, flag, tag, tag_word};
+use super::words::{Frames, MAX_PHYSICAL_BITS, below, flag, origin, software_word, tag};
 use super::{Format, Geometry, Unencodable};
 use crate::entry::{Access, Entry, Leaf, Level, MemoryType};
 
@@ -151,6 +152,7 @@ impl Format for Npt {
             access,
             memory: memory_type(raw),
             tag: tag(raw),
+            origin: origin(raw),
             accessed: raw & ACCESSED != 0,
             dirty: raw & DIRTY != 0,
         })
@@ -176,7 +178,7 @@ impl Format for Npt {
             | flag(level != Level::PAGE, LARGE)
             | flag(leaf.accessed, ACCESSED)
             | flag(leaf.dirty, DIRTY)
-            | tag_word(leaf.tag))
+            | software_word(&leaf)?)
     }
 
     fn table(&self, level: Level, table: Mfn) -> Result<u64, Unencodable> {

@@ -1,18 +1,18 @@
 //! VT-d second-stage tables, where a DMA domain has its own.
 //!
-//! After the Intel VT-d specification, revision 4.1, section 9.8, as legacy mode uses
+//! After the Intel VT-d specification, revision 5.10, section 9.8, as legacy mode uses
 //! them. Such a table knows reads and writes only, and no memory types: what a leaf
 //! allows is a mix of [`Access::READ`] and [`Access::WRITE`], writing alone included,
 //! and every leaf says [`MemoryType::WriteBack`].
 //!
 //! An entry that is not present, or that uses a reserved bit, is not cached unless the
-//! unit runs in caching mode (6.1); that mode is why [`Record::added`] exists.
+//! unit runs in caching mode (6.1, 6.2.4.1, 6.2.5); that mode is why [`Record::added`] exists.
 //!
 //! [`Record::added`]: crate::Record::added
 
 use flush::Mfn;
 
-use super::words::{Frames, MAX_PHYSICAL_BITS, below, flag, tag, tag_word};
+use super::words::{Frames, MAX_PHYSICAL_BITS, below, flag, origin, software_word, tag};
 use super::{Format, Geometry, Unencodable};
 use crate::entry::{Access, Entry, Leaf, Level, MemoryType};
 
@@ -25,7 +25,7 @@ const ACCESSED: u64 = 1 << 8;
 /// Bit 9 of a leaf, where accessed and dirty bits are enabled: it was written through.
 const DIRTY: u64 = 1 << 9;
 
-/// How many levels a second-stage table has: a bit of CAP.SAGAW (10.4.2).
+/// How many levels a second-stage table has: a bit of CAP.SAGAW (11.4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VtdLevels {
     /// 39-bit device addresses.
@@ -60,7 +60,7 @@ impl Vtd {
         }
     }
 
-    /// Limits leaves to `largest`: what CAP.SSLPS says (10.4.2). Above [`Level::TWO`] is
+    /// Limits leaves to `largest`: what CAP.SSLPS says (11.4.2). Above [`Level::TWO`] is
     /// taken as that.
     #[must_use]
     pub const fn with_largest_leaf(self, largest: Level) -> Self {
@@ -111,6 +111,7 @@ impl Format for Vtd {
             access: Access::from_bits((raw & RIGHTS) as u8),
             memory: MemoryType::WriteBack,
             tag: tag(raw),
+            origin: origin(raw),
             accessed: raw & ACCESSED != 0,
             dirty: raw & DIRTY != 0,
         })
@@ -136,7 +137,7 @@ impl Format for Vtd {
             | flag(level != Level::PAGE, LARGE)
             | flag(leaf.accessed, ACCESSED)
             | flag(leaf.dirty, DIRTY)
-            | tag_word(leaf.tag))
+            | software_word(&leaf)?)
     }
 
     fn table(&self, level: Level, table: Mfn) -> Result<u64, Unencodable> {

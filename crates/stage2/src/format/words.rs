@@ -3,10 +3,13 @@
 use flush::Mfn;
 
 use super::Unencodable;
-use crate::entry::{Level, Tag};
+use crate::entry::{Leaf, Level, Tag};
 
-/// Where every format keeps the embedder's tag: hardware ignores bits 52 to 56.
+/// Where the x86 formats keep the embedder's tag: hardware ignores bits 52 to 56.
 const TAG_SHIFT: u32 = 52;
+
+/// Above it, the level that a leaf was split from.
+const ORIGIN_SHIFT: u32 = TAG_SHIFT + Tag::BITS;
 
 /// The widest physical address any of the manuals allows.
 pub(super) const MAX_PHYSICAL_BITS: u8 = 52;
@@ -87,10 +90,28 @@ pub(super) const fn tag(raw: u64) -> Tag {
     Tag::from_low_bits(raw >> TAG_SHIFT)
 }
 
-/// The tag's bits in a word.
+/// The level that the leaf in a word was split from.
 #[inline]
-pub(super) const fn tag_word(tag: Tag) -> u64 {
-    (tag.get() as u64) << TAG_SHIFT
+pub(super) const fn origin(raw: u64) -> Level {
+    Level::from_low_bits(raw >> ORIGIN_SHIFT)
+}
+
+/// The bits of a leaf's word that only software looks at.
+#[inline]
+pub(super) const fn software_word(leaf: &Leaf) -> Result<u64, Unencodable> {
+    match origin_word(leaf.origin, ORIGIN_SHIFT) {
+        Ok(origin) => Ok((leaf.tag.get() as u64) << TAG_SHIFT | origin),
+        Err(error) => Err(error),
+    }
+}
+
+/// The two bits for an origin, at `shift`. No format has leaves above level 3.
+#[inline]
+pub(super) const fn origin_word(origin: Level, shift: u32) -> Result<u64, Unencodable> {
+    if origin.get() > Level::THREE.get() {
+        return Err(Unencodable::Level);
+    }
+    Ok((origin.get() as u64) << shift)
 }
 
 /// `bit` if `set`.

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-use flush::{FreshTable, Gfn, Mfn, TablePage};
+use flush::{FreshTable, Gfn, Mfn, Released, TablePage};
 use stage2::{Entry, Format, Level, TableMemory, Tables, lookup};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,18 @@ impl Arena {
         });
     }
 
+    /// The flush is done, and a batch says so.
+    pub(crate) fn recycle(&self, page: Released<TablePage>) {
+        self.free(TablePage::unlinked(page.recycle().mfn()));
+    }
+
+    /// How many words of linked pages are not zero.
+    pub(crate) fn linked_words(&self) -> usize {
+        let pages = self.pages.borrow();
+        let linked = pages.values().filter(|page| page.state == State::Linked);
+        linked.flat_map(|page| &page.words).filter(|word| **word != 0).count()
+    }
+
     /// Writes a word behind the walker's back, with the live count kept right.
     pub(crate) fn poke(&self, table: Mfn, index: usize, word: u64) {
         self.page(table, |page| {
@@ -79,6 +91,11 @@ impl Arena {
             page.live -= u16::from(page.words[index] != 0 && word == 0);
             page.words[index] = word;
         });
+    }
+
+    /// How many pages may be used again.
+    pub(crate) fn free_pages(&self) -> usize {
+        self.pages.borrow().values().filter(|page| page.state == State::Free).count()
     }
 
     /// How many pages the tree owns.
@@ -172,23 +189,27 @@ impl TableMemory for Arena {
 
     fn discard(&self, table: FreshTable) {
         self.page(table.mfn(), |page| {
-            assert_eq!(page.state, State::Fresh);
+            // Unlinked comes from a tree that no hardware can walk.
+            assert!(matches!(page.state, State::Fresh | State::Unlinked));
             page.state = State::Free;
         });
     }
 
     fn link(&self, table: FreshTable) -> Mfn {
+        let retired = table.mfn() == self.root;
         self.page(table.mfn(), |page| {
-            assert_eq!(page.state, State::Fresh);
+            assert_eq!(page.state, if retired { page.state } else { State::Fresh });
             page.state = State::Linked;
         });
         table.mfn()
     }
 
     fn unlink(&self, table: Mfn) -> TablePage {
+        let retired = table == self.root;
         self.page(table, |page| {
             assert_eq!(page.state, State::Linked);
-            assert!(page.words.iter().all(|word| *word == 0), "unlinked with entries in it");
+            let empty = page.words.iter().all(|word| *word == 0);
+            assert!(empty || retired, "unlinked with entries in it");
             page.state = State::Unlinked;
         });
         TablePage::unlinked(table)

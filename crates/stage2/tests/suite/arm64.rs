@@ -171,7 +171,7 @@ fn arm64_words_mean_what_the_manual_says() {
     memory(0b0101, WriteCombining);
     memory(0b1101, WriteCombining);
     memory(0b1110, WriteThrough);
-    let tagged = Leaf { tag: Tag::new(31).unwrap(), ..plain(5, 7) };
+    let tagged = Leaf { tag: Tag::new(7).unwrap(), origin: level(3), ..plain(5, 7) };
     check_word(arm, 0, 0x57ff | 0x1f << 55, Entry::Leaf(tagged));
     check_word(arm, 0, 0x57ff | 0x7 << 60, leaf(5, 7));
 }
@@ -205,7 +205,7 @@ fn check_split(format: Arm64) {
     let base = (1u64 << (geometry.address_bits() - 12)) - (1 << order(top.get()));
     let mfn = 3u64 << order(top.get());
     let mut log = Log::new();
-    let whole = leaf(mfn, Access::READ_WRITE).tagged(Tag::new(9).unwrap());
+    let whole = leaf(mfn, Access::READ_WRITE).tagged(Tag::new(5).unwrap());
     map(tables, Gfn::new(base), top, whole, Over::Vacant, &mut log).unwrap();
 
     // The last page of the last but one part, at every level.
@@ -222,12 +222,13 @@ fn check_split(format: Arm64) {
         (1..=top.get()).rev().map(|number| Run::block(at, order(number))).collect();
     assert_eq!(broken, expected);
     let recorded: Vec<_> = log.changed.iter().map(|(run, order, _)| (*run, *order)).collect();
-    let orders = (1..=top.get()).rev().map(order);
+    // Parts of parts as well, as long as the largest leaf may be cached.
+    let orders = (1..=top.get()).map(|_| order(top.get()));
     assert_eq!(recorded, expected.into_iter().zip(orders).collect::<Vec<_>>());
     for gfn in [base, at.get() - 1, at.get(), at.get() + 1, geometry.space().last().get()] {
         let (part, shown) = lookup(tables, Gfn::new(gfn)).unwrap().leaf_at(Gfn::new(gfn)).unwrap();
         assert_eq!(shown.get(), mfn + (gfn - base), "{gfn:#x}");
-        assert_eq!((part.access, part.tag), (whole.access, whole.tag));
+        assert_eq!((part.access, part.tag, part.origin), (whole.access, whole.tag, top));
     }
     assert_eq!(lookup(tables, at).unwrap().level, Level::PAGE);
     arena.check(&format, 0);

@@ -1,71 +1,75 @@
 //! How many entries a walk reads, and how many walks a chunked loop makes.
 
-use flush::{Gfn, Mfn, Run};
+use std::ops::ControlFlow;
+
+use flush::{Gfn, Mfn};
+use stage2::format::arm64::{Arm64, Granule};
 use stage2::format::ept::{Ept, EptLevels};
-use stage2::{Access, Budget, Emptied, Format, Leaf, Level, Over, Rest, Tables, clear, map};
+use stage2::{
+    Access, Budget, Chunk, Emptied, Format, Leaf, Level, Over, Pace, Rest, Tables, chunked, clear,
+    map,
+};
+
+use Granule::{Kib4, Kib16, Kib64};
 
 use crate::arena::Arena;
 use crate::log::Log;
-use crate::plain::Plain;
 
 fn put<F: Format>(tables: Tables<'_, F, Arena>, gfn: u64) {
     let leaf = Leaf::new(Mfn::new(gfn), Access::READ_WRITE);
     map(tables, Gfn::new(gfn), Level::PAGE, leaf, Over::Vacant, &mut Log::new()).unwrap();
 }
 
-/// Clears the whole space in chunks of 2^`chunk` frames, each a walk of its own that
-/// may reach beyond its chunk, and returns the number of walks.
-fn chunked<F: Format>(
+/// Clears the whole space in chunks, stepping over what is empty, and returns the number
+/// of walks.
+fn in_chunks<F: Format>(
     tables: Tables<'_, F, Arena>,
-    chunk: u8,
+    chunk: Chunk,
     emptied: Emptied,
     log: &mut Log,
 ) -> u64 {
-    let space = tables.format.geometry().space();
-    let (mut at, mut walks) = (space.first(), 0);
-    loop {
-        let run = Run::new(at, Run::block(at, chunk).last()).unwrap();
-        let tally =
-            clear(tables, Rest::new(run), &mut Budget::UNLIMITED.clone(), emptied, log).unwrap();
-        walks += 1;
-        assert!(tally.reached >= run.last(), "a walk that succeeds makes progress");
-        if tally.reached >= space.last() {
-            return walks;
-        }
-        at = Gfn::new(tally.reached.get() + 1);
-    }
+    let walk = |log: &mut Log, rest| {
+        clear(tables, rest, &mut Budget::UNLIMITED.clone(), emptied, log).map(|tally| tally.reached)
+    };
+    let pause = |_: &mut Log, _| ControlFlow::Continue(());
+    let space = Rest::new(tables.format.geometry().space());
+    chunked(space, chunk, Pace::Resume, log, walk, pause).unwrap()
 }
 
 #[track_caller]
-fn check_chunked<F: Format>(format: F, chunk: u8, pages: &[u64], emptied: Emptied, walks: u64) {
+fn check_chunked<F: Format>(format: F, chunk: Chunk, pages: &[u64], emptied: Emptied, walks: u64) {
     let arena = Arena::new(&format);
     for page in pages {
         put(arena.tables(&format), *page);
     }
     let mut log = Log::new();
-    assert_eq!(chunked(arena.tables(&format), chunk, emptied, &mut log), walks);
+    assert_eq!(in_chunks(arena.tables(&format), chunk, emptied, &mut log), walks);
     assert_eq!(log.removed.len(), pages.len());
 }
 
-const GIB: u8 = 18;
-const TWO_MIB: u8 = 9;
+const GIB: Chunk = Chunk::new(18);
+const TWO_MIB: Chunk = Chunk::new(9);
 
 #[test]
 fn an_empty_space_costs_one_walk_per_root_entry_or_chunk() {
-    let check = |shape: (u8, u8, u8, u8), chunk, walks| {
-        let format = Plain::new(shape.0, shape.1, shape.2, shape.3);
+    let check = |granule, bits, walks| {
+        let format = Arm64::wide(granule, bits).unwrap();
+        let chunk = Chunk::usual(format.geometry());
         check_chunked(format, chunk, &[], Emptied::Free, walks);
+        if let Some(narrow) = Arm64::new(granule, bits) {
+            check_chunked(narrow, chunk, &[], Emptied::Free, walks);
+        }
     };
-    check((0, 9, 3, 10), GIB, 1024); // 4K granule, 40 bits
-    check((0, 9, 3, 13), GIB, 8192); // 43
-    check((0, 9, 4, 5), GIB, 32); // 44
-    check((0, 9, 4, 9), GIB, 512); // 48
-    check((0, 9, 4, 13), GIB, 8192); // 52
-    check((2, 11, 3, 12), 13, 4096); // 16K granule, 48 bits
-    check((2, 11, 4, 5), 13, 32); // 52
-    check((4, 13, 2, 17), 17, 131_072); // 64K granule, 46 bits
-    check((4, 13, 3, 6), 17, 64); // 48
-    check((4, 13, 3, 10), 17, 1024); // 52
+    check(Kib4, 40, 1024);
+    check(Kib4, 43, 8192);
+    check(Kib4, 44, 32);
+    check(Kib4, 48, 512);
+    check(Kib4, 52, 8192);
+    check(Kib16, 48, 4096);
+    check(Kib16, 52, 32);
+    check(Kib64, 46, 131_072);
+    check(Kib64, 48, 64);
+    check(Kib64, 52, 1024);
     check_chunked(Ept::new(EptLevels::Four), TWO_MIB, &[], Emptied::Free, 512);
     check_chunked(Ept::new(EptLevels::Five), TWO_MIB, &[], Emptied::Free, 512);
 }
@@ -81,7 +85,7 @@ fn one_page_costs_the_walks_below_its_root_entry() {
     check_chunked(four, GIB, &[34 << 18], free, 547);
     check_chunked(four, GIB, &[510 << 18], free, 1023);
     check_chunked(four, GIB, &[511 << 18], free, 1023);
-    check_chunked(Plain::new(2, 11, 4, 5), 13, &[0], free, 33);
+    check_chunked(Arm64::wide(Kib16, 52).unwrap(), Chunk::new(13), &[0], free, 33);
     check_chunked(four, GIB, &[0], Emptied::Keep, 1023);
     check_chunked(four, TWO_MIB, &[0], Emptied::Keep, 1534);
     check_chunked(five, GIB, &[0], Emptied::Keep, 1534);

@@ -68,7 +68,12 @@ fn drive<F: Format>(
                 freed += log.flush(&arena, room, room);
                 finish_split(tables, pending, &mut log).unwrap();
             }
-            other => panic!("{other:?}"),
+            Stop::NoTable
+            | Stop::Contended
+            | Stop::OutOfRange
+            | Stop::Unaligned
+            | Stop::Refused(_)
+            | Stop::Asked => panic!("{:?}", stopped.stop),
         }
     }
     freed += log.flush(&arena, 0, 0);
@@ -141,10 +146,7 @@ fn an_interrupted_walk_of_ept_ends_like_a_whole_one() {
 #[test]
 fn an_interrupted_walk_of_npt_or_vtd_ends_like_a_whole_one() {
     check_interrupted(Npt::new(NptLevels::Four));
-    check_interrupted(Npt::new(NptLevels::Five));
     check_interrupted(Vtd::new(VtdLevels::Three));
-    check_interrupted(Vtd::new(VtdLevels::Four));
-    check_interrupted(Vtd::new(VtdLevels::Five));
 }
 
 #[test]
@@ -152,7 +154,6 @@ fn an_interrupted_walk_of_arm64_ends_like_a_whole_one() {
     check_interrupted(Arm64::new(Granule::Kib4, 40).unwrap());
     check_interrupted(Arm64::new(Granule::Kib4, 44).unwrap());
     check_interrupted(Arm64::new(Granule::Kib4, 48).unwrap());
-    check_interrupted(Arm64::wide(Granule::Kib4, 48).unwrap());
     check_interrupted(Arm64::new(Granule::Kib16, 44).unwrap());
     check_interrupted(Arm64::wide(Granule::Kib16, 52).unwrap());
     check_interrupted(Arm64::new(Granule::Kib64, 47).unwrap());

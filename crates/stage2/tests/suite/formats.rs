@@ -28,16 +28,19 @@ fn leaves(order: u8, width: u8) -> impl Iterator<Item = Leaf> {
     frames.into_iter().flat_map(|mfn| {
         (0..8).flat_map(move |access| {
             TYPES.into_iter().flat_map(move |memory| {
-                [(0, false, false), (1, true, false), (31, false, true), (21, true, true)].map(
-                    |(tag, accessed, dirty)| Leaf {
+                let marks =
+                    [(0, false, false), (1, true, false), (7, false, true), (5, true, true)];
+                marks.into_iter().zip([0, 3, 2, 1]).map(move |((tag, accessed, dirty), origin)| {
+                    Leaf {
                         mfn: Mfn::new(mfn),
                         access: Access::from_bits(access),
                         memory,
                         tag: Tag::new(tag).unwrap(),
+                        origin: level(origin),
                         accessed,
                         dirty,
-                    },
-                )
+                    }
+                })
             })
         })
     })
@@ -101,6 +104,9 @@ pub(crate) fn check_round_trips<F: Format>(
     for number in levels..5 {
         assert_eq!(format.table(level(number), Mfn::new(1)), Err(Unencodable::Level));
     }
+    // There is no leaf at level 4, so none is a part of one.
+    let part = Leaf { origin: level(4), memory: types[0], ..leaf(0, Access::READ) };
+    assert_eq!(format.leaf(Level::PAGE, part), Err(Unencodable::Level));
     for number in 0..=format.largest_leaf().get() {
         let order = geometry.order(level(number));
         if order > 0 {
@@ -219,7 +225,8 @@ fn ept_words_mean_what_the_manual_says() {
         0x01f0_0000_0000_5301 | 1 << 3,
         Entry::Leaf(Leaf {
             memory: WriteCombining,
-            tag: Tag::new(31).unwrap(),
+            tag: Tag::new(7).unwrap(),
+            origin: level(3),
             accessed: true,
             dirty: true,
             ..leaf(5, Access::READ)
@@ -266,16 +273,17 @@ fn vtd_words_mean_what_the_manual_says() {
 #[track_caller]
 fn check_written<F: Format>(format: F, table: u64, page: u64, large: u64) {
     assert_eq!(format.table(Level::TWO, Mfn::new(5)), Ok(table));
-    let page_leaf = leaf(5, Access::READ_WRITE).tagged(Tag::new(3).unwrap());
+    let page_leaf = Leaf { origin: level(1), ..leaf(5, Access::READ_WRITE) };
+    let page_leaf = page_leaf.tagged(Tag::new(3).unwrap());
     assert_eq!(format.leaf(Level::PAGE, page_leaf), Ok(page));
     assert_eq!(format.leaf(Level::ONE, leaf(0x200, Access::READ)), Ok(large));
 }
 
 #[test]
 fn words_are_written_as_the_manuals_say() {
-    check_written(Ept::new(EptLevels::Four), 0x5007, 0x0030_0000_0000_5033, 0x20_00b1);
-    check_written(Npt::new(NptLevels::Four), 0x5007, 0x8030_0000_0000_5007, 0x8000_0000_0020_0085);
-    check_written(Vtd::new(VtdLevels::Four), 0x5003, 0x0030_0000_0000_5003, 0x20_0081);
+    check_written(Ept::new(EptLevels::Four), 0x5007, 0x00b0_0000_0000_5033, 0x20_00b1);
+    check_written(Npt::new(NptLevels::Four), 0x5007, 0x80b0_0000_0000_5007, 0x8000_0000_0020_0085);
+    check_written(Vtd::new(VtdLevels::Four), 0x5003, 0x00b0_0000_0000_5003, 0x20_0081);
 }
 
 #[test]
@@ -283,7 +291,8 @@ fn a_leaf_of_a_shared_ept_means_the_same_to_a_vtd_unit() {
     let (ept, vtd) = (Ept::new(EptLevels::Four), Vtd::new(VtdLevels::Four));
     for number in 0..=2 {
         for access in [Access::READ, Access::READ_WRITE] {
-            let leaf = leaf(0x4_0000, access).tagged(Tag::new(9).unwrap());
+            let leaf = Leaf { origin: level(2), ..leaf(0x4_0000, access) };
+            let leaf = leaf.tagged(Tag::new(5).unwrap());
             let word = ept.leaf(level(number), leaf).unwrap();
             assert_eq!(vtd.decode(level(number), word), Entry::Leaf(leaf));
         }
@@ -373,8 +382,8 @@ fn a_concatenated_root_continues_on_the_next_page() {
 
 #[test]
 fn tags_and_levels_have_bounds() {
-    assert_eq!(Tag::new(31).map(Tag::get), Some(31));
-    assert_eq!(Tag::new(32), None);
+    assert_eq!(Tag::new(7).map(Tag::get), Some(7));
+    assert_eq!(Tag::new(8), None);
     assert_eq!(Level::new(4).and_then(Level::above), None);
     assert_eq!(Level::new(5), None);
     assert_eq!(Level::PAGE.below(), None);

@@ -1,6 +1,6 @@
 //! A record that a test can read, with as much room as the test gives it.
 
-use flush::{Run, TablePage};
+use flush::{Gfn, Run, TablePage};
 use stage2::{Leaf, Record};
 
 use crate::arena::Arena;
@@ -41,6 +41,12 @@ impl Log {
     /// The runs whose old translations have to go.
     pub(crate) fn leaf_runs(&self) -> impl Iterator<Item = Run> {
         self.removed.iter().chain(&self.changed).map(|(run, _, _)| *run)
+    }
+
+    /// The largest order that `frame` is on record with, if it is at all.
+    pub(crate) fn order_of(&self, frame: Gfn) -> Option<u8> {
+        let entries = self.removed.iter().chain(&self.changed);
+        entries.filter(|(run, _, _)| run.contains(frame)).map(|(_, order, _)| *order).max()
     }
 
     /// The removed leaves, as first frame and order.

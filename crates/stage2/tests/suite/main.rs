@@ -5,8 +5,10 @@
 
 mod arena;
 mod arm64;
+mod chunks;
 mod counts;
 mod every;
+mod flushes;
 mod formats;
 mod log;
 mod maps;
@@ -15,3 +17,5 @@ mod plain;
 mod reference;
 mod splits;
 mod stops;
+mod teardowns;
+mod tracked;

@@ -1,7 +1,7 @@
 //! A format for tests: any geometry, any leaf, with or without break-before-make.
 //!
-//! Bit 0 valid, bit 1 table, bits 2-4 rights, 5 accessed, 6 dirty, 7-11 tag, frame from
-//! bit 12. With 4 entries a table, a whole space fits into a loop.
+//! Bit 0 valid, bit 1 table, bits 2-4 rights, 5 accessed, 6 dirty, 7-9 tag, 10-11 origin,
+//! frame from bit 12. With 4 entries a table, a whole space fits into a loop.
 
 use flush::Mfn;
 use stage2::{Access, Entry, Format, Geometry, Leaf, Level, MemoryType, Tag, Unencodable};
@@ -55,6 +55,7 @@ impl Format for Plain {
                 access: Access::from_bits((raw >> 2) as u8),
                 memory: MemoryType::WriteBack,
                 tag: Tag::from_low_bits(raw >> 7),
+                origin: Level::new((raw >> 10 & 3) as u8).unwrap(),
                 accessed: raw & ACCESSED != 0,
                 dirty: raw & DIRTY != 0,
             }),
@@ -77,7 +78,8 @@ impl Format for Plain {
             | u64::from(leaf.access.bits()) << 2
             | if leaf.accessed { ACCESSED } else { 0 }
             | if leaf.dirty { DIRTY } else { 0 }
-            | u64::from(leaf.tag.get()) << 7)
+            | u64::from(leaf.tag.get()) << 7
+            | u64::from(leaf.origin.get()) << 10)
     }
 
     fn table(&self, level: Level, table: Mfn) -> Result<u64, Unencodable> {
