@@ -21,6 +21,7 @@ mod cpus;
 mod error;
 pub mod hardware;
 mod kind;
+pub mod nested;
 mod record;
 mod table;
 mod teardown;
