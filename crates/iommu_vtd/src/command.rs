@@ -20,10 +20,14 @@ impl SourceId {
         Self(id)
     }
 
-    /// The requester at this place; `device` below 32 and `function` below 8, higher bits are dropped.
+    /// The requester at this place. `None` for a `device` above 31 or a `function` above
+    /// 7: there is none, and it must not be taken for another one.
     #[must_use]
-    pub const fn at(bus: u8, device: u8, function: u8) -> Self {
-        Self((bus as u16) << 8 | ((device & 0x1f) as u16) << 3 | (function & 7) as u16)
+    pub const fn at(bus: u8, device: u8, function: u8) -> Option<Self> {
+        if device > 31 || function > 7 {
+            return None;
+        }
+        Some(Self((bus as u16) << 8 | (device as u16) << 3 | function as u16))
     }
 
     /// The 16-bit id.
@@ -118,6 +122,12 @@ pub enum Command {
     DeviceTlb {
         /// The device.
         source: SourceId,
+        /// The physical function that it is or belongs to, for a unit that throttles
+        /// invalidations by that ([`ExtendedCapabilities::throttles_devices`]).
+        ///
+        /// [`ExtendedCapabilities::throttles_devices`]:
+        ///     crate::spec::registers::ExtendedCapabilities::throttles_devices
+        physical_function: Option<SourceId>,
         /// How many invalidations the device takes at a time, 1 to 32.
         max_pending: u8,
         /// The pages; [`Block::ALL`] for all.
@@ -197,9 +207,13 @@ impl Command {
             Self::IotlbGlobal => (kind::IOTLB | drains, granularity::GLOBAL, Tag(0)),
             Self::IotlbDomain { tag } => (kind::IOTLB | drains, granularity::DOMAIN, tag),
             Self::IotlbPages { tag, .. } => (kind::IOTLB | drains, granularity::NARROW, tag),
-            Self::DeviceTlb { max_pending, .. } => {
+            Self::DeviceTlb { physical_function, max_pending, .. } => {
                 let pending = ((max_pending & 0x1f) as u64) << descriptor::MAX_PENDING_LOW;
-                (kind::DEVICE_TLB | pending, 0, Tag(0))
+                let function = match physical_function {
+                    Some(source) => descriptor::physical_function(source.get()),
+                    None => 0,
+                };
+                (kind::DEVICE_TLB | pending | function, 0, Tag(0))
             }
         };
         let (source, high) = match self {
@@ -271,7 +285,7 @@ mod tests {
 
     #[test]
     fn commands_encode_to_the_descriptors_of_the_manual() {
-        let (tag, source) = (Tag::new(0x1234), SourceId::at(3, 4, 5));
+        let (tag, source) = (Tag::new(0x1234), SourceId::at(3, 4, 5).unwrap());
         check(Command::ContextGlobal, DRAIN, 0x11, 0);
         check(Command::ContextDevice { tag, source }, DRAIN, 0x0325_1234_0031, 0);
         check(Command::IotlbGlobal, DRAIN, 0xd2, 0);
@@ -286,8 +300,13 @@ mod tests {
 
     #[test]
     fn device_blocks_mark_their_size_with_the_lowest_zero_bit() {
-        let source = SourceId::at(1, 0, 0);
-        let command = |block, max_pending| Command::DeviceTlb { source, max_pending, block };
+        let source = SourceId::at(1, 0, 0).unwrap();
+        let command = |block, max_pending| Command::DeviceTlb {
+            source,
+            physical_function: None,
+            max_pending,
+            block,
+        };
         check(command(block(7, 7), 1), DRAIN, 0x0100_0001_0003, 0x7000);
         check(command(block(6, 7), 32), DRAIN, 0x0100_0000_0003, 0x6001);
         check(command(block(8, 11), 31), DRAIN, 0x0100_001f_0003, 0x9001);
@@ -297,9 +316,35 @@ mod tests {
         check(command(block(0, (1 << 51) - 1), 1), DRAIN, 0x0100_0001_0003, 0x3fff_ffff_ffff_f001);
     }
 
+    /// Symptom: a unit that throttles device-TLB invalidations counted those of every
+    /// device as the ones of function 0 of device 0. Cause: the field for the physical
+    /// function stayed 0. Cure: it is filled in where the unit looks at it.
+    #[test]
+    fn the_physical_function_is_split_over_two_fields() {
+        let command = |function| Command::DeviceTlb {
+            source: SourceId::new(0x0108),
+            physical_function: Some(SourceId::new(function)),
+            max_pending: 1,
+            block: block(7, 7),
+        };
+        check(command(0x0100), DRAIN, 0x0100_0108_0001_0003, 0x7000);
+        check(command(0xabcd), DRAIN, 0xabc0_0108_0001_d003, 0x7000);
+        check(command(0xffff), DRAIN, 0xfff0_0108_0001_f003, 0x7000);
+    }
+
+    /// Symptom: a path of the firmware with device 34 named device 2. Cause: the upper
+    /// bits were dropped. Cure: such a place has no requester.
+    #[test]
+    fn a_place_beyond_the_fields_is_no_requester() {
+        assert_eq!(SourceId::at(5, 31, 7), Some(SourceId::new(0x5ff)));
+        for (device, function) in [(32, 0), (34, 0), (0, 8), (255, 255)] {
+            assert_eq!(SourceId::at(0, device, function), None);
+        }
+    }
+
     #[test]
     fn commands_encode_to_the_registers_of_the_manual() {
-        let (tag, source) = (Tag::new(0x1234), SourceId::at(3, 4, 5));
+        let (tag, source) = (Tag::new(0x1234), SourceId::at(3, 4, 5).unwrap());
         let check = |command: Command, drain, form| assert_eq!(command.registers(drain), form);
         let iotlb = |address, command| RegisterForm::Iotlb { address, command };
         check(Command::ContextGlobal, DRAIN, RegisterForm::Context(0xa000_0000_0000_0000));
@@ -315,7 +360,12 @@ mod tests {
             DRAIN,
             iotlb(Some(0x43), 0xb003_1234_0000_0000),
         );
-        let device = Command::DeviceTlb { source, max_pending: 1, block: Block::ALL };
+        let device = Command::DeviceTlb {
+            source,
+            physical_function: None,
+            max_pending: 1,
+            block: Block::ALL,
+        };
         check(device, DRAIN, RegisterForm::None);
     }
 

@@ -9,8 +9,8 @@ use stage2::TableMemory;
 
 use crate::spec::tables::{self, TranslationType};
 use crate::submit::CommandError;
-use crate::unit::{Unit, UnitState};
-use crate::{Block, Command, Guarded, Mmio, Platform, SourceId, Tag};
+use crate::unit::{Reach, Unit, UnitState};
+use crate::{Block, Command, Device, Guarded, Mmio, Platform, SourceId, Tag};
 
 /// Where and how a requester is to be translated.
 #[derive(Clone, Copy, Debug)]
@@ -93,15 +93,14 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
     /// Makes the requester's entry not present and everything cached through it
     /// forgotten: context cache, IOTLB under `tag`, and the device's own cache.
     ///
-    /// `pending` is how many invalidations the device takes, if it has a device TLB.
-    /// Repeating it after an error is safe and needed.
+    /// A device that is gone is not asked. Repeating it after an error is safe and needed.
     pub(crate) fn unbind(
         &self,
         memory: &impl TableMemory,
-        source: SourceId,
+        device: &Device,
         tag: Tag,
-        pending: Option<u8>,
     ) -> Result<(), CommandError> {
+        let source = device.source;
         if let Some(table) = self.context_table(memory, source.bus()) {
             let index = 2 * usize::from(source.device_function());
             memory.swap(table, index, 0);
@@ -109,10 +108,14 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
         self.run(|submitter| {
             submitter.push(Command::ContextDevice { tag, source });
             submitter.push(Command::IotlbDomain { tag });
-            if let Some(max_pending) = pending
-                && self.reaches_device(source)
-            {
-                submitter.push(Command::DeviceTlb { source, max_pending, block: Block::ALL });
+            let extended = self.extended_capabilities();
+            if let Some(command) = device.command(extended, Block::ALL) {
+                match self.reach(source) {
+                    Reach::Commands => submitter.push(command),
+                    Reach::Down => submitter.note(Err(CommandError::Stopped)),
+                    // It comes back with an empty cache, and is not attached before.
+                    Reach::Gone => {}
+                }
             }
         })
     }

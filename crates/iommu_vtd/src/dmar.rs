@@ -36,6 +36,11 @@ pub enum DmarError {
         /// Where the scope starts.
         offset: usize,
     },
+    /// A path names a device above 31 or a function above 7: there is none.
+    Path {
+        /// Where the scope starts.
+        offset: usize,
+    },
     /// A unit's register base is zero or not a multiple of 4 KiB.
     RegisterBase {
         /// Where the structure starts.
@@ -181,6 +186,11 @@ fn check_structure(table: &[u8], offset: usize) -> Result<usize, DmarError> {
             // A path has at least one element, of two bytes each (8.3.1).
             if size < scope::PATH + 2 || size % 2 != 0 || size > length - at {
                 return Err(wrong);
+            }
+            let path = this.get(at + scope::PATH..at + size).unwrap_or_default();
+            if path.chunks_exact(2).any(|hop| SourceId::at(0, byte(hop, 0), byte(hop, 1)).is_none())
+            {
+                return Err(DmarError::Path { offset: offset + at });
             }
             at += size;
         }
@@ -367,7 +377,7 @@ impl Scope<'_> {
         let mut path = self.path();
         let (device, function) = path.next()?;
         match path.next() {
-            None => Some(SourceId::at(self.start_bus(), device, function)),
+            None => SourceId::at(self.start_bus(), device, function),
             Some(_) => None,
         }
     }

@@ -9,10 +9,11 @@ use flush::{DomainId, Mfn};
 use stage2::{Format, TableMemory, format::vtd::Vtd};
 
 use crate::context::{Binding, ContextError};
+use crate::spec::registers::ExtendedCapabilities;
 use crate::spec::tables::TranslationType;
 use crate::submit::CommandError;
 use crate::unit::{Unit, UnitState};
-use crate::{Guarded, Mmio, Platform, SourceId, Tag};
+use crate::{Block, Command, Guarded, Mmio, Platform, SourceId, Tag};
 
 /// Devices one domain can have.
 pub const MAX_DEVICES: usize = 64;
@@ -26,9 +27,22 @@ pub struct Device {
     pub unit: usize,
     /// The requester.
     pub source: SourceId,
+    /// The physical function it belongs to: [`source`](Self::source) itself, unless that
+    /// is a virtual function.
+    pub physical_function: SourceId,
     /// Set if the device may use its own translation cache (ATS): how many
     /// invalidations it takes at a time, 1 to 32, from its ATS capability.
     pub device_tlb: Option<u8>,
+}
+
+impl Device {
+    /// What makes the device's own cache forget `block`, if it has one.
+    pub(crate) fn command(&self, unit: ExtendedCapabilities, block: Block) -> Option<Command> {
+        let Self { unit: _, source, physical_function, device_tlb } = *self;
+        let physical_function = unit.throttles_devices().then_some(physical_function);
+        let max_pending = device_tlb?;
+        Some(Command::DeviceTlb { source, physical_function, max_pending, block })
+    }
 }
 
 /// The domain's tag on one unit.
@@ -209,7 +223,7 @@ impl<G: Guarded<Members>> DmaDomain<G> {
             return Err(AttachError::Gone);
         }
         let tag = self.members.with(|members| self.enter(members, unit, device))?;
-        let Device { source, device_tlb, .. } = device;
+        let source = device.source;
         let binding = Binding { source, tag, root: self.root, levels, translation };
         let error = match unit.bind(memory, binding) {
             Ok(()) => return Ok(()),
@@ -218,7 +232,7 @@ impl<G: Guarded<Members>> DmaDomain<G> {
             Err(ContextError::Taken) => AttachError::Taken,
             Err(ContextError::Command(error)) => {
                 // Hardware may already use the entry.
-                if let Err(again) = unit.unbind(memory, source, tag, device_tlb) {
+                if let Err(again) = unit.unbind(memory, &device, tag) {
                     return Err(AttachError::StillMember(again));
                 }
                 AttachError::Command(error)
@@ -232,7 +246,8 @@ impl<G: Guarded<Members>> DmaDomain<G> {
     /// for it: not-present entry, context cache, IOTLB by the domain's tag, device TLB.
     ///
     /// Afterwards the device is blocked. A device that is [gone](Unit::device_gone) gets
-    /// no command of its own.
+    /// no command of its own. One with a device TLB cannot be detached from a unit that
+    /// is shut down, unless it is gone: bring the unit up first.
     ///
     /// # Errors
     ///
@@ -245,15 +260,14 @@ impl<G: Guarded<Members>> DmaDomain<G> {
         source: SourceId,
     ) -> Result<(), DetachError> {
         let unit = units.get(unit_index).ok_or(DetachError::NoUnit)?;
-        let (tag, pending) = self
+        let (tag, device) = self
             .members
             .with(|members| {
-                let place = members.place(unit_index, source)?;
-                let pending = members.devices.get(place)?.device_tlb;
-                Some((members.tag(unit_index)?, pending))
+                let device = *members.devices.get(members.place(unit_index, source)?)?;
+                Some((members.tag(unit_index)?, device))
             })
             .ok_or(DetachError::NotMember)?;
-        unit.unbind(memory, source, tag, pending).map_err(DetachError::Command)?;
+        unit.unbind(memory, &device, tag).map_err(DetachError::Command)?;
         self.leave(unit, unit_index, source);
         Ok(())
     }

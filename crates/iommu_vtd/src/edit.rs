@@ -23,6 +23,9 @@ pub struct Expected {
 impl<G: Guarded<Members>> DmaDomain<G> {
     /// The domain's tables in `memory`, for the walker of [`stage2`].
     ///
+    /// Not for freeing the root, which devices may be given as long as the domain exists:
+    /// see [`teardown`](Self::teardown).
+    ///
     /// Edits are serialised by the embedder: its lock around this domain's tables.
     pub const fn tables<'a, M: TableMemory>(&'a self, memory: &'a M) -> Tables<'a, Vtd, M> {
         Tables { format: self.format(), memory, root: self.root() }
@@ -31,8 +34,10 @@ impl<G: Guarded<Members>> DmaDomain<G> {
     /// Maps the frames of `rest` to consecutive machine frames from `first` on, where
     /// nothing is mapped yet, in leaves as large as format and alignment allow.
     ///
-    /// Frame numbers of `rest` are device frames. Only hardware in caching mode, or
-    /// with write buffers, needs the flush that is recorded. `budget` counts leaves.
+    /// Frame numbers of `rest` are device frames. The flush that is recorded costs a
+    /// command only for hardware in caching mode or with write buffers, or where a table
+    /// was missing: the one before it, if another batch freed it, may still be cached.
+    /// `budget` counts leaves.
     ///
     /// # Errors
     ///

@@ -34,15 +34,16 @@ mod flush;
 mod plan;
 mod platform;
 mod queue;
-mod round;
 mod submit;
 mod tags;
+mod teardown;
 mod unit;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::flush::{DmaFlush, DmaFlushError, DmaInFlight};
+pub use ::flush::Block;
 pub use command::{Command, Drain, SourceId, Tag};
 pub use counters::Counters;
 pub use domain::{
@@ -52,6 +53,6 @@ pub use edit::Expected;
 pub use fault::{Fault, FaultSummary, Reason, Request};
 pub use platform::{Guarded, Mmio, Platform};
 pub use queue::QueueMemory;
-pub use round::Block;
 pub use submit::CommandError;
+pub use teardown::DmaTeardown;
 pub use unit::{BringUpError, TooManyGone, Unit, UnitConfig, UnitState};

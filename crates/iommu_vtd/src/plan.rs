@@ -1,81 +1,50 @@
-//! Which invalidations make a unit forget a cover.
+//! What a unit, and a device's own cache, can be told to forget in one command.
 //!
-//! [`plan`] is the one place that decides between pages and the whole domain.
+//! The decision is [`flush::plan`]'s; here are the limits that VT-d puts on it.
 
-use flush::{Cover, Extent, Run};
+use flush::plan::{Limits, SUBMISSION};
 
-use crate::Block;
+use crate::queue::PIECE;
 use crate::spec::registers::Capabilities;
 
-/// What to ask a unit for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Plan<'a> {
-    /// Nothing has to be forgotten.
-    Nothing,
-    /// One block around each run, none smaller than 2^`order` pages.
-    Blocks {
-        /// The runs.
-        runs: &'a [Run],
-        /// The smallest order that is sure to drop the largest leaf concerned.
-        order: u8,
-    },
-    /// Every translation of the domain.
-    Domain,
-}
+// What a plan takes to share a wait does share one.
+const _: () = assert!(PIECE == SUBMISSION);
 
-/// The block that makes a cache forget `run`, where leaves have up to 2^`order` pages.
-pub(crate) const fn block_for(run: Run, order: u8) -> Block {
-    Block::around(run).at_least(order)
-}
-
-/// Chooses: one page-selective invalidation for each run if the unit can name all their
-/// blocks, else the domain.
-pub(crate) fn plan(cover: &Cover, capabilities: Capabilities) -> Plan<'_> {
-    let runs = match cover.extent() {
-        Extent::Nothing => return Plan::Nothing,
-        Extent::Everything => return Plan::Domain,
-        Extent::Runs(runs) => runs,
-    };
-    let order = cover.order();
-    let nameable = |run: &Run| {
-        let block = block_for(*run, order);
-        block.order() <= capabilities.max_address_mask() && block.address().is_some()
-    };
-    if capabilities.page_selective() && runs.iter().all(nameable) {
-        Plan::Blocks { runs, order }
-    } else {
-        Plan::Domain
+/// The blocks that page-selective commands of a unit can name (6.5.2.3, 11.4.2).
+pub(crate) const fn unit_limits(capabilities: Capabilities) -> Limits {
+    Limits {
+        page_selective: capabilities.page_selective(),
+        max_order: capabilities.max_address_mask(),
     }
 }
+
+/// The blocks that device-TLB commands can name: any, up to half of all pages (6.5.2.5).
+pub(crate) const DEVICE_LIMITS: Limits = Limits { page_selective: true, max_order: 51 };
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flush::{Change, Depth, Gfn};
+    use flush::plan::{Plan, Planner, Policy};
+    use flush::{Change, Cover, Depth, Gfn, Run};
 
     fn unit(page_selective: bool, mask: u64) -> Capabilities {
         Capabilities::new(u64::from(page_selective) << 39 | mask << 48)
     }
 
-    fn cover(runs: &[(u64, u64)], order: u8) -> Cover {
+    #[track_caller]
+    fn check(runs: &[(u64, u64)], order: u8, capabilities: Capabilities, pages: bool) {
         let mut cover = Cover::NOTHING;
         for (first, last) in runs {
             let run = Run::new(Gfn::new(*first), Gfn::new(*last)).unwrap();
             cover.record(run, order, Depth::Leaves, Change::Modified);
         }
-        cover
-    }
-
-    #[track_caller]
-    fn check(runs: &[(u64, u64)], order: u8, capabilities: Capabilities, pages: bool) {
-        let cover = cover(runs, order);
-        match plan(&cover, capabilities) {
-            Plan::Blocks { runs: planned, order: least } => {
+        match Planner::new(Policy::Gather).plan(&cover, unit_limits(capabilities)) {
+            Plan::Blocks(blocks) => {
                 assert!(pages, "{runs:?} needs the domain");
-                assert_eq!((planned.len(), least), (runs.len(), order));
+                assert_eq!(blocks.count(), runs.len());
             }
             Plan::Domain => assert!(!pages, "{runs:?} can be named"),
-            Plan::Nothing => panic!("{runs:?} is something"),
+            plan @ (Plan::Nothing | Plan::Global) => panic!("{plan:?} for {runs:?}"),
         }
     }
 
@@ -104,13 +73,5 @@ mod tests {
         check(&[(top - 511, top)], 9, unit(true, 18), true);
         check(&[(1 << 52, 1 << 52)], 0, unit(true, 18), false);
         check(&[(0, u64::MAX)], 0, unit(true, 63), false);
-    }
-
-    #[test]
-    fn nothing_needs_nothing_and_everything_needs_the_domain() {
-        assert_eq!(plan(&Cover::NOTHING, unit(true, 18)), Plan::Nothing);
-        let mut cover = Cover::NOTHING;
-        cover.everything(Depth::Tables);
-        assert_eq!(plan(&cover, unit(true, 18)), Plan::Domain);
     }
 }

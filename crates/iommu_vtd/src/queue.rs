@@ -169,19 +169,22 @@ impl Queue {
         Self { running: false, tail: 0, head: 0, last_data: 0, slots: [Slot::Free; SLOTS] }
     }
 
-    /// Starts from an empty ring; the registers have been set to match.
+    /// Starts from an empty ring; the registers have been set to match, after the status
+    /// register showed the queue as off (11.4.4.2).
     ///
-    /// Submissions of an earlier life fail. Status words that hardware never let go of
-    /// stay out of use.
+    /// Submissions of an earlier life fail. Their status words are free again: hardware
+    /// that has turned its queue off carries no wait out any more. One that did would
+    /// write data that no submission of this life waits for, which costs that one its
+    /// deadline and makes none succeed.
     pub(crate) fn start<P: Platform, R: Mmio>(&mut self, port: &Port<'_, P, R>) {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             match *slot {
-                Slot::InFlight { data, .. } => {
-                    *slot = Slot::Lost { data };
+                Slot::InFlight { data, .. } | Slot::Lost { data } => {
+                    *slot = Slot::Over { data, how: Ended::Failed };
                     port.set_status(index, NUDGE);
                 }
-                Slot::Retired { data, .. } => *slot = Slot::retired(data),
-                Slot::Free | Slot::Over { .. } | Slot::Lost { .. } => {}
+                Slot::Retired { .. } => *slot = Slot::Free,
+                Slot::Free | Slot::Over { .. } => {}
             }
         }
         self.running = true;

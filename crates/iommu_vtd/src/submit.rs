@@ -89,7 +89,17 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Submitter<'_, P, R, L> {
         self.buffer.push(command.descriptor(self.unit.drain()));
     }
 
-    fn note(&mut self, result: Result<(), CommandError>) {
+    /// Submits what was pushed so far: what is pushed next gets a wait of its own.
+    pub(crate) fn submit(&mut self) {
+        if let Some(memory) = self.unit.queue
+            && !self.buffer.is_empty()
+        {
+            self.send(&memory);
+        }
+    }
+
+    /// Makes the whole request fail if `result` is an error.
+    pub(crate) fn note(&mut self, result: Result<(), CommandError>) {
         if let Err(error) = result {
             self.started.error.get_or_insert(error);
         }
@@ -139,11 +149,7 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Submitter<'_, P, R, L> {
 
     /// Submits the rest.
     pub(crate) fn close(mut self) -> Started {
-        if let Some(memory) = self.unit.queue
-            && !self.buffer.is_empty()
-        {
-            self.send(&memory);
-        }
+        self.submit();
         self.started
     }
 }

@@ -81,6 +81,17 @@ pub enum BringUpError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyGone;
 
+/// Whether a device can be sent device-TLB commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// It can.
+    Commands,
+    /// It was declared gone.
+    Gone,
+    /// Its unit does not translate, and hands on no such command (4.3).
+    Down,
+}
+
 /// One remapping unit (a DRHD of the DMAR table).
 ///
 /// `P` is memory and time, `R` its registers, and `L` the embedder's lock around its
@@ -159,10 +170,15 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
     /// What firmware left running is turned off first. Order: root table, queue,
     /// global invalidation of both caches, translation (6.6, 6.5.2, 11.4.4.1).
     ///
+    /// On a unit that is up it starts a queue that has stopped again: translation stays
+    /// on, so that attached devices reach nothing but their tables meanwhile.
+    /// Submissions under way end in an error.
+    ///
     /// # Errors
     ///
-    /// After an error translation is in the state it was in, or off; it may be tried
-    /// again. A root table that hardware was told of stays with the unit.
+    /// After an error translation is in the state it was in, or off if it was not on by
+    /// this function; it may be tried again. A root table that hardware was told of
+    /// stays with the unit.
     pub fn bring_up(&self, tables: &impl TableMemory) -> Result<(), BringUpError> {
         if let Some(memory) = &self.queue {
             let pages = 1_u64.checked_shl(u32::from(memory.order)).unwrap_or(0);
@@ -179,6 +195,10 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
             }
         };
         self.registers.write32(FECTL, FECTL_MASK);
+        let on = self.registers.read32(GSTS) & global::TRANSLATION != 0;
+        if on && self.locked(|state| state.translating) {
+            return self.restart();
+        }
         self.set_global(global::TRANSLATION, false)?;
         self.set_global(global::QUEUE, false)?;
         self.locked(|state| {
@@ -192,57 +212,75 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
 
         self.write_checked(RTADDR, root.get() << 12)?;
         self.pulse_global(global::ROOT_POINTER, global::ROOT_POINTER)?;
-        if let Some(memory) = &self.queue {
-            self.locked(|state| state.queue.start(&self.port(memory)));
-            self.write_checked(IQT, 0)?;
-            let address = memory.ring.get() << 12 | u64::from(memory.order);
-            self.registers.write64(IQA, address);
-            self.set_global(global::QUEUE, true)?;
-            // Checked only now: QEMU shows the address once the queue is on, not before.
-            if self.registers.read64(IQA) != address {
-                return Err(BringUpError::Stuck);
-            }
-        }
-        self.run(|submitter| {
-            submitter.push(Command::ContextGlobal);
-            submitter.push(Command::IotlbGlobal);
-        })
-        .map_err(BringUpError::Invalidation)?;
+        self.start_queue()?;
+        self.forget_everything()?;
         self.set_global(global::TRANSLATION, true)?;
         self.locked(|state| state.translating = true);
         Ok(())
     }
 
-    /// Turns translation off: devices then reach all of memory, as before bring-up.
-    ///
-    /// All devices should be detached and quiet. Caches are invalidated first.
-    ///
-    /// # Errors
-    ///
-    /// The unit is left as far as it got; calling again continues.
-    pub fn shut_down(&self) -> Result<(), BringUpError> {
+    /// Starts the queue again below translation that stays on.
+    fn restart(&self) -> Result<(), BringUpError> {
+        if self.queue.is_some() {
+            self.locked(|state| state.queue.stop());
+            self.set_global(global::QUEUE, false)?;
+            self.registers.write32(FSTS, fault_status::INVALIDATION);
+            self.start_queue()?;
+        }
+        self.forget_everything()
+    }
+
+    /// Turns the queue on, if there is one. It is off.
+    fn start_queue(&self) -> Result<(), BringUpError> {
+        let Some(memory) = &self.queue else { return Ok(()) };
+        self.locked(|state| state.queue.start(&self.port(memory)));
+        self.write_checked(IQT, 0)?;
+        let address = memory.ring.get() << 12 | u64::from(memory.order);
+        self.registers.write64(IQA, address);
+        self.set_global(global::QUEUE, true)?;
+        // Checked only now: QEMU shows the address once the queue is on, not before.
+        if self.registers.read64(IQA) == address { Ok(()) } else { Err(BringUpError::Stuck) }
+    }
+
+    /// Invalidates both caches of the unit.
+    fn forget_everything(&self) -> Result<(), BringUpError> {
         self.run(|submitter| {
             submitter.push(Command::ContextGlobal);
             submitter.push(Command::IotlbGlobal);
         })
-        .map_err(BringUpError::Invalidation)?;
-        self.locked(|state| state.translating = false);
-        self.set_global(global::TRANSLATION, false)?;
-        if let Some(memory) = &self.queue {
-            self.locked(|state| state.queue.stop());
-            let idle = || self.locked(|state| state.queue.is_idle(&self.port(memory)));
-            if !self.poll(idle) {
-                return Err(BringUpError::Stuck);
-            }
-            self.set_global(global::QUEUE, false)?;
+        .map_err(BringUpError::Invalidation)
+    }
+
+    /// Turns translation off: devices then reach all of memory, as before bring-up.
+    ///
+    /// All devices should be detached and quiet. Caches are invalidated first. Flushes of
+    /// a domain that still has a device here fail from now on.
+    ///
+    /// # Errors
+    ///
+    /// The unit is left as far as it got; calling again continues. A queue that has
+    /// stopped by an error has to be [started again](Self::bring_up) first.
+    pub fn shut_down(&self) -> Result<(), BringUpError> {
+        if self.locked(|state| state.translating) {
+            self.forget_everything()?;
+            self.locked(|state| state.translating = false);
         }
-        Ok(())
+        self.set_global(global::TRANSLATION, false)?;
+        let Some(memory) = &self.queue else { return Ok(()) };
+        self.locked(|state| state.queue.stop());
+        if !self.poll(|| self.locked(|state| state.queue.is_idle(&self.port(memory)))) {
+            return Err(BringUpError::Stuck);
+        }
+        self.set_global(global::QUEUE, false)
     }
 
     /// Remembers that `source` is gone (unplugged, or does not answer any more).
     ///
     /// It gets no more device-TLB commands, and is not attached again before
-    /// [`device_returned`](Self::device_returned).
+    /// [`device_returned`](Self::device_returned). While it has a device TLB and is still
+    /// a member of a domain, flushes of that domain fail with
+    /// [`DmaFlushError::Gone`](crate::DmaFlushError::Gone): what it caches works until
+    /// its context entry is gone too. [Detach](crate::DmaDomain::detach) it, then retry.
     ///
     /// # Errors
     ///
@@ -261,10 +299,17 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
         self.locked(|state| state.gone.retain(|gone| *gone != source));
     }
 
-    /// Whether `source` is to be sent device-TLB commands: it is there, and translation
-    /// is on (4.3).
-    pub(crate) fn reaches_device(&self, source: SourceId) -> bool {
-        self.locked(|state| state.translating && !state.gone.contains(&source))
+    /// Whether `source` is to be sent device-TLB commands.
+    pub(crate) fn reach(&self, source: SourceId) -> Reach {
+        self.locked(|state| {
+            if state.gone.contains(&source) {
+                Reach::Gone
+            } else if state.translating {
+                Reach::Commands
+            } else {
+                Reach::Down
+            }
+        })
     }
 
     /// Writes a register that the steps after it rely on, and reads it back.

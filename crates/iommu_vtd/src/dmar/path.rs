@@ -30,7 +30,7 @@ impl Scope<'_> {
             if let Some(bridge) = found {
                 bus = topology.bridge(segment, bridge)?.secondary;
             }
-            found = Some(SourceId::at(bus, device, function));
+            found = Some(SourceId::at(bus, device, function)?);
         }
         found
     }

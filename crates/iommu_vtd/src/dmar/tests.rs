@@ -84,7 +84,7 @@ fn a_good_table_is_read_as_it_was_written() {
     assert_eq!(bases, [(0xfed9_0000, false), (0xfed9_1000, true)]);
     let scopes: Vec<_> = dmar.units().next().unwrap().scopes().collect();
     assert_eq!(scopes[0].kind(), ScopeKind::Endpoint);
-    assert_eq!(scopes[0].direct(), Some(SourceId::at(0, 2, 0)));
+    assert_eq!(scopes[0].direct(), Some(SourceId::at(0, 2, 0).unwrap()));
     assert_eq!((scopes[1].kind(), scopes[1].direct()), (ScopeKind::Bridge, None));
     assert_eq!(scopes[1].path().collect::<Vec<_>>(), [(0x1c, 3), (1, 0)]);
     let region = dmar.reserved().next().unwrap();
@@ -101,15 +101,15 @@ fn a_device_is_served_by_the_unit_that_names_it_or_by_the_one_for_all_others() {
         let unit = dmar.unit_for(segment, source, &Buses);
         assert_eq!(unit.map(|unit| unit.register_base()), base);
     }
-    check(&dmar, 0, SourceId::at(0, 2, 0), Some(0xfed9_0000));
-    check(&dmar, 0, SourceId::at(0, 2, 1), Some(0xfed9_1000));
+    check(&dmar, 0, SourceId::at(0, 2, 0).unwrap(), Some(0xfed9_0000));
+    check(&dmar, 0, SourceId::at(0, 2, 1).unwrap(), Some(0xfed9_1000));
     // The bridge itself, the first and last bus below it, and the buses beside it.
-    check(&dmar, 0, SourceId::at(4, 1, 0), Some(0xfed9_0000));
-    check(&dmar, 0, SourceId::at(5, 0, 0), Some(0xfed9_0000));
-    check(&dmar, 0, SourceId::at(7, 31, 7), Some(0xfed9_0000));
-    check(&dmar, 0, SourceId::at(8, 0, 0), Some(0xfed9_1000));
-    check(&dmar, 0, SourceId::at(4, 2, 0), Some(0xfed9_1000));
-    check(&dmar, 1, SourceId::at(0, 2, 0), None);
+    check(&dmar, 0, SourceId::at(4, 1, 0).unwrap(), Some(0xfed9_0000));
+    check(&dmar, 0, SourceId::at(5, 0, 0).unwrap(), Some(0xfed9_0000));
+    check(&dmar, 0, SourceId::at(7, 31, 7).unwrap(), Some(0xfed9_0000));
+    check(&dmar, 0, SourceId::at(8, 0, 0).unwrap(), Some(0xfed9_1000));
+    check(&dmar, 0, SourceId::at(4, 2, 0).unwrap(), Some(0xfed9_1000));
+    check(&dmar, 1, SourceId::at(0, 2, 0).unwrap(), None);
 }
 
 #[test]
@@ -149,6 +149,11 @@ fn bad_tables_are_refused_with_the_offset_of_the_fault() {
         &table(&[&drhd(0, 0x1000, &[&ENDPOINT[..], &long].concat())]),
         DmarError::Scope { offset: 72 },
     );
+    // Devices and functions that do not exist, in either hop.
+    for path in [[32, 0, 0, 0], [2, 8, 0, 0], [2, 0, 255, 0], [2, 0, 0, 9]] {
+        let scope = [&[2, 10, 0, 0, 0, 0][..], &path].concat();
+        check(&table(&[&drhd(0, 0x1000, &scope)]), DmarError::Path { offset: 64 });
+    }
     check(&table(&[&drhd(0, 0, &[])]), DmarError::RegisterBase { offset: 48 });
     check(&table(&[&drhd(0, 0x1800, &[])]), DmarError::RegisterBase { offset: 48 });
     check(&table(&[&rmrr(0x2000, 0x1fff, &[])]), DmarError::Region { offset: 48 });

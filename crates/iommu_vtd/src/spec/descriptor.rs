@@ -49,6 +49,12 @@ pub const DRAIN_READS: u64 = 1 << 7;
 pub const HINT_LEAVES_ONLY: u64 = 1 << 6;
 /// Lowest bit of the most invalidations a device takes at a time, 5 bits, 0 for 32 (6.5.2.5).
 pub const MAX_PENDING_LOW: u32 = 16;
+/// The physical function's source id, spread over the low quadword of a device-TLB
+/// descriptor: its lowest 4 bits from bit 12 on, the other 12 from bit 52 on (6.5.2.5).
+#[must_use]
+pub const fn physical_function(source: u16) -> u64 {
+    (source as u64 & 0xf) << 12 | (source as u64 >> 4) << 52
+}
 /// Size bit of a device-TLB descriptor's high quadword: more than one page (6.5.2.5).
 pub const DEVICE_SIZE: u64 = 1;
 /// Status write, in the low quadword of a wait descriptor (6.5.2.9).

@@ -228,6 +228,12 @@ impl ExtendedCapabilities {
         bit(self.0, 2)
     }
 
+    /// Device-TLB invalidations are throttled by physical function, and name it (DIT).
+    #[must_use]
+    pub const fn throttles_devices(self) -> bool {
+        bit(self.0, 41)
+    }
+
     /// Offset of the invalidate address register, in bytes (IRO).
     /// The IOTLB invalidate register follows 8 bytes later.
     #[must_use]

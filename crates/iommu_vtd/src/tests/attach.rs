@@ -49,7 +49,7 @@ fn detaching_forgets_context_then_translations_by_the_old_tag_then_the_device() 
     let domain = domain(7);
     domain.attach(&units, &fake, caching(0, 1, 4)).unwrap();
     assert_eq!(fake.log()[1], "entry 0 = 0x5007005");
-    domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0)).unwrap();
+    domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0).unwrap()).unwrap();
     fake.expect(&[
         CLEARED,
         "tail",
@@ -59,7 +59,7 @@ fn detaching_forgets_context_then_translations_by_the_old_tag_then_the_device() 
         "wait",
     ]);
     assert_eq!((domain.tag(0), domain.devices(), units[0].owner(Tag::new(1))), (None, 0, None));
-    let again = domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0));
+    let again = domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0).unwrap());
     assert_eq!(again, Err(DetachError::NotMember));
 }
 
@@ -91,7 +91,7 @@ fn register_mode_detaches_with_the_same_commands() {
     let domain = domain(7);
     domain.attach(&units, &fake, plain(1)).unwrap();
     fake.log();
-    domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0)).unwrap();
+    domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0).unwrap()).unwrap();
     fake.expect(&[CLEARED, "register context tag 1 device 0x0100", "register iotlb tag 1 wr"]);
 }
 
@@ -118,7 +118,7 @@ fn a_detach_whose_flush_failed_keeps_member_and_tag_until_it_is_repeated() {
     let domain = domain(7);
     domain.attach(&units, &fake, plain(1)).unwrap();
     fake.set(|hardware| hardware.mood = Mood::Deaf);
-    let failed = domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0));
+    let failed = domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0).unwrap());
     assert_eq!(failed, Err(DetachError::Command(CommandError::Deadline)));
     assert_eq!((domain.devices(), domain.tag(0)), (1, Some(Tag::new(1))));
     // The entry is not present all the same, and nobody else gets the tag.
@@ -127,7 +127,7 @@ fn a_detach_whose_flush_failed_keeps_member_and_tag_until_it_is_repeated() {
     assert_eq!(other.tag(0), Some(Tag::new(2)));
     fake.set(|hardware| hardware.mood = Mood::Prompt);
     assert_eq!(domain.attach(&units, &fake, plain(1)), Err(AttachError::Taken), "not before");
-    domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0)).unwrap();
+    domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0).unwrap()).unwrap();
     assert_eq!(units[0].owner(Tag::new(1)), None);
 }
 
@@ -142,7 +142,7 @@ fn an_attach_that_hardware_was_not_told_of_is_undone_or_stays_a_member() {
     assert_eq!(domain.devices(), 1);
     assert!(fake.log().contains(&CLEARED.into()), "not left present");
     fake.set(|hardware| hardware.mood = Mood::Prompt);
-    domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0)).unwrap();
+    domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0).unwrap()).unwrap();
     // Only the commands of the attach are refused: the undoing ones complete.
     fake.set(|hardware| hardware.refuse = Some((0xffff_003f, 0x0000_0031)));
     let failed = domain.attach(&units, &fake, plain(1));
@@ -218,9 +218,9 @@ fn a_tag_serves_the_next_domain_only_after_its_last_device_left() {
     domains[0].attach(&units, &fake, plain(100)).unwrap();
     let late = domain(99);
     assert_eq!(late.attach(&units, &fake, plain(50)), Err(AttachError::NoTag));
-    domains[0].detach(&units, &fake, 0, SourceId::at(1, 0, 0)).unwrap();
+    domains[0].detach(&units, &fake, 0, SourceId::at(1, 0, 0).unwrap()).unwrap();
     assert_eq!(late.attach(&units, &fake, plain(50)), Err(AttachError::NoTag));
-    domains[0].detach(&units, &fake, 0, SourceId::at(100, 0, 0)).unwrap();
+    domains[0].detach(&units, &fake, 0, SourceId::at(100, 0, 0).unwrap()).unwrap();
     late.attach(&units, &fake, plain(50)).unwrap();
     assert_eq!(late.tag(0), Some(Tag::new(1)));
 }

@@ -1,7 +1,7 @@
 //! Bringing a unit up and shutting it down, with hardware that fails at any step.
 
 use super::fake::{CAP, ECAP, Fake, Mood, QUEUE, WITH_QUEUE, WITHOUT_QUEUE};
-use super::{unit, unit_up};
+use super::{domain, plain, unit, unit_up};
 use crate::{BringUpError, CommandError, QueueMemory, UnitConfig};
 use flush::Mfn;
 
@@ -64,6 +64,80 @@ fn shutting_down_forgets_everything_and_turns_off_translation_before_the_queue()
     // It can come up again, on the root table it had.
     unit.bring_up(&fake).unwrap();
     assert_eq!(fake.root(), Mfn::new(0x1000));
+}
+
+/// Symptom: a second `shut_down` failed, as did one after an error in the middle. Cause:
+/// it began with commands, for which the queue no longer ran. Cure: what is done is not
+/// done again.
+#[test]
+fn shutting_down_again_goes_on_where_it_stopped() {
+    let fake = Fake::new(CAP, ECAP);
+    let unit = unit_up(&fake, WITH_QUEUE);
+    fake.set(|hardware| hardware.mood = Mood::Stuck);
+    assert_eq!(unit.shut_down(), Err(BringUpError::Stuck));
+    fake.expect(&["tail", "context all", "iotlb all wr", "wait"]);
+    assert_eq!(unit.shut_down(), Err(BringUpError::Stuck));
+    fake.set(|hardware| hardware.mood = Mood::Prompt);
+    assert_eq!(unit.shut_down(), Ok(()));
+    fake.expect(&["translation off", "queue off"]);
+    assert_eq!(unit.shut_down(), Ok(()));
+    fake.expect(&[]);
+}
+
+/// Symptom: devices reached all of memory while a stopped queue was started again. Cause:
+/// `bring_up` turned translation off first, whoever had turned it on. Cure: what this
+/// crate turned on stays on, and only the queue starts again.
+#[test]
+fn starting_a_stopped_queue_again_keeps_attached_devices_translated() {
+    let again = ["context all", "iotlb all wr"];
+    for (config, steps) in
+        [(WITH_QUEUE, &["queue off", "queue on", "tail"][..]), (WITHOUT_QUEUE, &[])]
+    {
+        let fake = Fake::new(CAP, ECAP);
+        let units = [unit_up(&fake, config)];
+        let domain = domain(7);
+        domain.attach(&units, &fake, plain(1)).unwrap();
+        if units[0].uses_queue() {
+            units[0].locked(|state| state.queue.stop());
+        }
+        fake.log();
+        units[0].bring_up(&fake).unwrap();
+        let log = fake.log();
+        assert_eq!(log[..steps.len()], *steps);
+        for (line, command) in log[steps.len()..].iter().zip(again) {
+            assert_eq!(line.trim_start_matches("register "), command);
+        }
+        assert!(log.iter().all(|line| !line.contains("translation")), "{log:?}");
+        domain.detach(&units, &fake, 0, plain(1).source).unwrap();
+    }
+}
+
+#[test]
+fn translation_that_hardware_lost_is_turned_on_again() {
+    let fake = Fake::new(CAP, ECAP);
+    let unit = unit_up(&fake, WITH_QUEUE);
+    fake.set(|hardware| {
+        hardware.gsts = 0;
+        hardware.forget_addresses();
+    });
+    unit.bring_up(&fake).unwrap();
+    assert_eq!(fake.log().last().unwrap(), "translation on");
+    assert_eq!(fake.root(), Mfn::new(0x1000));
+}
+
+/// Symptom: a unit whose queue was started again 64 times took no more commands. Cause:
+/// status words past their deadline were never used again. Cure: once hardware showed its
+/// queue as off, they are free.
+#[test]
+fn no_number_of_restarts_uses_the_status_words_up() {
+    let fake = Fake::new(CAP, ECAP);
+    let unit = unit_up(&fake, WITH_QUEUE);
+    for round in 0..70 {
+        fake.set(|hardware| hardware.mood = Mood::Deaf);
+        assert!(unit.bring_up(&fake).is_err());
+        fake.set(|hardware| hardware.mood = Mood::Prompt);
+        assert_eq!(unit.bring_up(&fake), Ok(()), "round {round}");
+    }
 }
 
 #[test]

@@ -266,7 +266,7 @@ impl Inner {
                 return;
             }
             self.note(line);
-            if self.mood == Mood::Prompt {
+            if matches!(self.mood, Mood::Prompt | Mood::Stuck) {
                 self.complete();
             }
         }

@@ -25,13 +25,13 @@ fn every_record_is_reported_once_oldest_first_and_freed() {
     assert_eq!(summary, FaultSummary { records: 2, overflowed: false });
     let expected = [
         Fault {
-            source: SourceId::at(1, 0, 0),
+            source: SourceId::at(1, 0, 0).unwrap(),
             page: Dfn::new(0x111),
             request: Request::Write,
             reason: Reason::NotWritable,
         },
         Fault {
-            source: SourceId::at(1, 1, 0),
+            source: SourceId::at(1, 1, 0).unwrap(),
             page: Dfn::new(0x222),
             request: Request::Read,
             reason: Reason::NotReadable,

@@ -41,10 +41,11 @@ fn domain(number: u16) -> TestDomain {
 
 /// A device without a device TLB behind unit 0.
 fn plain(bus: u8) -> Device {
-    Device { unit: 0, source: SourceId::at(bus, 0, 0), device_tlb: None }
+    Device { device_tlb: None, ..caching(0, bus, 1) }
 }
 
 /// A device with a device TLB that takes `pending` invalidations at a time.
 fn caching(unit: usize, bus: u8, pending: u8) -> Device {
-    Device { unit, source: SourceId::at(bus, 0, 0), device_tlb: Some(pending) }
+    let source = SourceId::at(bus, 0, 0).unwrap();
+    Device { unit, source, physical_function: source, device_tlb: Some(pending) }
 }
