@@ -181,9 +181,17 @@ fn a_device_keeps_its_translations_when_its_context_changes() {
     let bench = Bench::with_policy(UnitConfig::default(), Policy::Greedy, true);
     bench.mapped(5);
     assert!(bench.reaches(5));
+    // They pass only where a context entry lets them, and it is not forgotten.
     bench.driver.clear_context(SID);
-    bench.driver.run(&[context_device(DID, SID), iotlb_domain(DID)]);
     assert!(bench.reaches(5));
+    bench.driver.run(&[context_device(DID, SID), iotlb_domain(DID)]);
+    assert!(!bench.reaches(5));
+    let other = Tables::new(&bench.machine, Format::Vtd, 4);
+    bench.driver.set_context(SID, DID + 1, &other, 0);
+    assert!(!bench.reaches(5), "no device TLB in the new entry");
+    bench.driver.set_context(SID, DID + 1, &other, 1);
+    bench.driver.run(&[context_device(DID + 1, SID)]);
+    assert!(bench.reaches(5), "what it kept from the other tables");
     let everything = (device_tlb(SID, 0).0, (u64::MAX << 12) | 1);
     bench.driver.run(&[everything]);
     assert!(!bench.reaches(5));

@@ -251,7 +251,11 @@ impl State {
                     space: leaf.source.map(|source| Space::Device { unit: id, did: source.did }),
                     origin: leaf.origin,
                 };
-                return Ok((granted, id, true));
+                // A translated request passes only where the context entry lets it.
+                return match unit.admits_translated(&mut self.world, sid) {
+                    Ok(()) => Ok((granted, id, true)),
+                    Err(refused) => Err(unit.refuse(sid, iova, access, refused)),
+                };
             }
             if unit.translates() {
                 match unit.translate(&mut self.world, sid, iova, access, true) {

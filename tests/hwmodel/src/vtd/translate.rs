@@ -273,6 +273,23 @@ impl Unit {
         })
     }
 
+    /// Whether a request that the device's own TLB translated may pass: the device's context entry must be present
+    /// and allow device TLBs (VT-d specification, chapter 4 and section 9.3).
+    pub(super) fn admits_translated(&mut self, world: &mut World, sid: u16) -> Result<(), Refused> {
+        if !self.translates() {
+            return Ok(());
+        }
+        let context =
+            self.context(world, sid).map_err(|(reason, quiet)| Refused { reason, quiet })?;
+        match context.kind {
+            Translation::Tables { device_tlb: true } => Ok(()),
+            Translation::Tables { device_tlb: false } | Translation::PassThrough => Err(Refused {
+                reason: FaultReason::TranslationRequestBlocked,
+                quiet: context.quiet,
+            }),
+        }
+    }
+
     fn leaf(
         &mut self,
         world: &mut World,
