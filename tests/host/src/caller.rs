@@ -1,0 +1,340 @@
+//! The glue: one guest in one hypercall, as `gnttab` wants to see it.
+//!
+//! This is what an embedder writes to join p2m, IOMMU and grant tables.
+
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+    ops::Range,
+};
+
+use flush::{
+    DomainId, Failure, Flush, Gfn, Hardware, Iotlb, Mfn, Released, Skipped, TablePage, Tlb,
+};
+use gnttab::{
+    Action, BATCH, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
+    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotInserted, PageError, PageReference,
+    Pin, Removed, Rights, VcpuId,
+};
+use p2m::PageKind;
+
+use crate::{
+    Guest, Hypervisor, Ram,
+    hypervisor::lock,
+    storage::{Grants, Handles},
+};
+
+/// What a test makes go wrong in a call, and what it counts.
+#[derive(Debug, Default)]
+pub struct Faults {
+    /// Copies from and to the guest so far.
+    pub copies: Cell<(u64, u64)>,
+    /// The n-th copy from the guest (from 0) fails.
+    pub fail_read: Cell<Option<u64>>,
+    /// The n-th copy to the guest (from 0) fails.
+    pub fail_write: Cell<Option<u64>>,
+    /// Preemption is wanted at every question.
+    pub preempt: Cell<bool>,
+    /// Policy forbids this.
+    pub denied: Cell<Option<Action>>,
+    /// What the caller was crashed for.
+    pub crashes: RefCell<Vec<Crash>>,
+}
+
+impl Faults {
+    fn read_fails(&self) -> bool {
+        let (reads, writes) = self.copies.get();
+        self.copies.set((reads + 1, writes));
+        self.fail_read.get() == Some(reads)
+    }
+
+    fn write_fails(&self) -> bool {
+        let (reads, writes) = self.copies.get();
+        self.copies.set((reads, writes + 1));
+        self.fail_write.get() == Some(writes)
+    }
+}
+
+/// A batch whose flush failed.
+pub(crate) type Failed<T, I> =
+    Failure<Pin, BATCH, <T as Flush<Tlb>>::Error, <I as Flush<Iotlb>>::Error>;
+
+/// One guest in one hypercall, on one vCPU.
+pub struct Caller<'w, R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> {
+    /// The hypervisor.
+    pub hypervisor: &'w Hypervisor<R>,
+    /// The guest that calls.
+    pub guest: &'w Guest<R>,
+    /// Its vCPU.
+    pub vcpu: VcpuId,
+    /// Flushes its CPUs.
+    pub tlb: T,
+    /// Flushes its devices.
+    pub iotlb: I,
+    /// What a test makes go wrong.
+    pub faults: &'w Faults,
+    /// Told of each page whose last mapping by this guest has ended, before it is freed.
+    pub ended: &'w dyn Fn(Mfn),
+    /// Takes batches whose flush failed.
+    pub failed: &'w RefCell<Vec<Failed<T, I>>>,
+}
+
+impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> fmt::Debug for Caller<'_, R, T, I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caller").field("guest", &self.guest).finish_non_exhaustive()
+    }
+}
+
+fn kind(rights: Rights) -> PageKind {
+    match rights {
+        Rights::Read => PageKind::GrantReadOnly,
+        Rights::ReadWrite => PageKind::GrantReadWrite,
+    }
+}
+
+impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
+    type Tlb = T;
+    type Iotlb = I;
+    type Grants = Grants<R>;
+    type Handles = Handles;
+
+    fn id(&self) -> DomainId {
+        self.guest.id
+    }
+
+    fn vcpu(&self) -> VcpuId {
+        self.vcpu
+    }
+
+    #[inline]
+    fn clamp(&self, index: usize, length: usize) -> usize {
+        // All ones where index is below length, else zero.
+        index & (((index as isize).wrapping_sub(length as isize)) >> (usize::BITS - 1)) as usize
+    }
+
+    fn copy_from_guest(&self, address: GuestAddress, bytes: &mut [u8]) -> Result<(), GuestFault> {
+        if self.faults.read_fails() {
+            return Err(GuestFault);
+        }
+        self.hypervisor.copy_from(self.guest, address, bytes)
+    }
+
+    fn copy_to_guest(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
+        if self.faults.write_fails() {
+            return Err(GuestFault);
+        }
+        self.hypervisor.copy_to(self.guest, address, bytes)
+    }
+
+    fn with_granter<A>(
+        &self,
+        granter: DomainId,
+        action: impl FnOnce(&mut GrantTable<Self::Grants>) -> A,
+    ) -> Option<A> {
+        let granter = self.hypervisor.guest(granter)?;
+        Some(action(&mut lock(&granter.grants)))
+    }
+
+    fn with_maptrack<A>(&self, action: impl FnOnce(&mut Maptrack<Self::Handles>) -> A) -> A {
+        action(&mut lock(&self.guest.handles))
+    }
+
+    fn allows(&self, action: Action, _: DomainId) -> bool {
+        self.faults.denied.get() != Some(action)
+    }
+
+    fn crash(&self, reason: Crash) {
+        self.faults.crashes.borrow_mut().push(reason);
+    }
+
+    fn preempt(&self) -> bool {
+        self.faults.preempt.get()
+    }
+
+    fn get_page(
+        &self,
+        granter: DomainId,
+        frame: GrantedFrame,
+        rights: Rights,
+    ) -> Result<PageReference, PageError> {
+        let typed = rights == Rights::ReadWrite;
+        let mfn = match frame {
+            GrantedFrame::Pinned(mfn) => mfn,
+            GrantedFrame::Number(gfn) => {
+                let granter = self.hypervisor.guest(granter).ok_or(PageError::NotRam)?;
+                let mapping = granter.lookup(gfn).ok_or(PageError::NotRam)?;
+                match mapping.kind {
+                    Some(PageKind::RamReadWrite) => mapping.mfn,
+                    Some(PageKind::RamReadOnly) if !typed => mapping.mfn,
+                    Some(_) | None => return Err(PageError::NotRam),
+                }
+            }
+        };
+        self.hypervisor.pages.take(mfn, typed);
+        Ok(PageReference::taken(mfn, typed))
+    }
+
+    fn put_page(&self, pin: Released<Pin>) {
+        let page = pin.get().page();
+        // The granter counts its own page once; every mapping counts it once more.
+        let owned = pin.get().grant().is_some_and(|grant| grant.granter != self.guest.id);
+        if self.hypervisor.pages.get(page.mfn()).0 <= 1 + u32::from(owned) {
+            (self.ended)(page.mfn());
+        }
+        if self.hypervisor.pages.drop_one(page.mfn(), page.typed()) {
+            self.hypervisor.memory.ram().release(page.mfn());
+        }
+    }
+
+    fn mark_dirty(&self, _: DomainId, page: &Released<Pin>) {
+        self.hypervisor.pages.mark_dirty(page.get().page().mfn());
+    }
+
+    fn put_table(&self, table: Released<TablePage>) {
+        self.hypervisor.memory.free_table(table.recycle());
+    }
+
+    fn insert<'id>(
+        &self,
+        mapping: &Mapping,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Inserted<'id>, NotInserted<'id>> {
+        let Mapping { gfn, mfn, rights, granter: _, moved_from } = *mapping;
+        let ram = p2m::Expected { mfn, kind: PageKind::RamReadWrite };
+        let moved = match moved_from {
+            None => None,
+            Some(from) => match self.guest.clear(from, ram, skipped) {
+                Ok(cleared) => Some((from, cleared)),
+                Err(_) => return Err(untouched(skipped)),
+            },
+        };
+        let removed = |mfn, cleared| Removed { page: PageReference::taken(mfn, false), cleared };
+        match self.guest.map(gfn, mfn, kind(rights), skipped) {
+            Ok(was) => Ok(Inserted {
+                displaced: was.map(|(mfn, cleared)| removed(mfn, cleared)),
+                moved: moved.map(|(_, cleared)| removed(mfn, cleared)),
+            }),
+            Err(_) => {
+                if let Some((from, _)) = moved {
+                    // The tables for it are still there, so this has room.
+                    drop(self.guest.map(from, mfn, ram.kind, skipped));
+                }
+                Err(untouched(skipped))
+            }
+        }
+    }
+
+    #[inline]
+    fn clear<'id>(
+        &self,
+        gfn: Gfn,
+        expected: Expected,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<flush::Cleared<'id>, ClearError> {
+        let Expected { mfn, rights } = expected;
+        self.guest.clear(gfn, p2m::Expected { mfn, kind: kind(rights) }, skipped).map_err(|error| {
+            match error {
+                p2m::ClearError::Unexpected(found) => match found.kind {
+                    Some(PageKind::GrantReadWrite | PageKind::GrantReadOnly) => {
+                        if found.mfn == mfn {
+                            ClearError::OtherRights
+                        } else {
+                            ClearError::OtherFrame
+                        }
+                    }
+                    Some(_) | None => ClearError::NotGrant,
+                },
+                p2m::ClearError::OutOfRange | p2m::ClearError::Absent => ClearError::NotGrant,
+                p2m::ClearError::NoTable
+                | p2m::ClearError::Unencodable(_)
+                | p2m::ClearError::Contended => ClearError::Failed,
+            }
+        })
+    }
+
+    fn forget<'id>(&self, skipped: &mut Skipped<'id>) -> flush::Cleared<'id> {
+        skipped.everything::<Tlb>();
+        skipped.everything::<Iotlb>();
+        untouched(skipped).cleared
+    }
+
+    fn hardware(&self) -> Hardware<'_, T, I> {
+        Hardware { tlb: &self.tlb, iotlb: &self.iotlb }
+    }
+
+    fn on_flush_failure(&self, failure: FlushFailure<Self>) {
+        self.failed.borrow_mut().push(failure);
+    }
+}
+
+/// The proof for a page that never got an entry.
+fn untouched<'id>(skipped: &mut Skipped<'id>) -> NotInserted<'id> {
+    let cpus = skipped.absent::<Tlb>();
+    NotInserted { cleared: cpus.with(&skipped.absent::<Iotlb>()) }
+}
+
+impl<R: Ram> Hypervisor<R> {
+    /// Runs `word` on each word of guest memory that `length` bytes from `address` on lie
+    /// in, with the bytes of it that count. Each page is looked up once.
+    fn each_word(
+        &self,
+        guest: &Guest<R>,
+        address: GuestAddress,
+        length: usize,
+        mut word: impl FnMut(&R, Mfn, usize, Range<usize>),
+    ) -> Result<(), GuestFault> {
+        let mut at = address.0;
+        let mut left = length as u64;
+        at.checked_add(left).ok_or(GuestFault)?;
+        while left > 0 {
+            let mfn = guest.lookup(Gfn::new(at >> 12)).ok_or(GuestFault)?.mfn;
+            let end = (at | 0xfff).wrapping_add(1).wrapping_sub(at).min(left) + at;
+            left -= end - at;
+            while at < end {
+                let next = ((at | 7) + 1).min(end);
+                let start = (at & 7) as usize;
+                let bytes = start..start + (next - at) as usize;
+                word(self.memory.ram(), mfn, ((at >> 3) & 511) as usize, bytes);
+                at = next;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads guest memory, word by word.
+    ///
+    /// # Errors
+    /// [`GuestFault`] where nothing is mapped.
+    pub fn copy_from(
+        &self,
+        guest: &Guest<R>,
+        address: GuestAddress,
+        bytes: &mut [u8],
+    ) -> Result<(), GuestFault> {
+        let mut done = 0;
+        self.each_word(guest, address, bytes.len(), |ram, mfn, index, part| {
+            let word = ram.read(mfn, index).to_le_bytes();
+            bytes[done..done + part.len()].copy_from_slice(&word[part.clone()]);
+            done += part.len();
+        })
+    }
+
+    /// Writes guest memory, word by word.
+    ///
+    /// # Errors
+    /// [`GuestFault`] where nothing is mapped.
+    pub fn copy_to(
+        &self,
+        guest: &Guest<R>,
+        address: GuestAddress,
+        bytes: &[u8],
+    ) -> Result<(), GuestFault> {
+        let mut done = 0;
+        self.each_word(guest, address, bytes.len(), |ram, mfn, index, part| {
+            let mut word = ram.read(mfn, index).to_le_bytes();
+            word[part.clone()].copy_from_slice(&bytes[done..done + part.len()]);
+            ram.write(mfn, index, u64::from_le_bytes(word));
+            done += part.len();
+        })
+    }
+}

@@ -1,0 +1,406 @@
+//! A small hypervisor over the crates: domains, their tables, their pages.
+//!
+//! [`Guest`] is one domain: a p2m, perhaps tables of its own for devices, grants and
+//! handles, each behind the lock that the crates ask for. [`Hypervisor`] has them all,
+//! and counts the references on every page.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use flush::{Batch, Cleared, DomainId, Gfn, Gone, Mfn, Run, Shared, Skipped, Tlb};
+use gnttab::{GrantTable, Maptrack};
+use iommu_vtd::{DmaDomain, Guarded, Members};
+use p2m::{GuestCpus, P2m, PageKind};
+use stage2::{
+    Budget, Format, PageError, Rest, TableMemory,
+    format::{
+        ept::{Ept, EptLevels},
+        vtd::{Vtd, VtdLevels},
+    },
+};
+
+use crate::{
+    Memory, Ram,
+    storage::{Grants, Handles},
+};
+
+pub(crate) mod ranges;
+
+/// A lock that goes on after a panic: a test that failed has said what it had to say.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A standard lock as the IOMMU crate asks for it.
+#[derive(Debug, Default)]
+pub struct Locked<T>(pub Mutex<T>);
+
+impl<T> Guarded<T> for Locked<T> {
+    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        f(&mut lock(&self.0))
+    }
+}
+
+/// Whose tables devices walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Devices have tables of their own.
+    Separate,
+    /// Devices walk the CPUs' tables.
+    Shared,
+}
+
+/// The tables of a domain, behind its p2m lock.
+pub(crate) enum Tables<R> {
+    Separate { cpu: P2m<Ept, Memory<R>, Tlb>, device: DeviceTables<R> },
+    Shared(P2m<Ept, Memory<R>, Shared>),
+}
+
+/// The edits of a domain's own tables for devices.
+pub(crate) struct DeviceTables<R> {
+    memory: Memory<R>,
+    /// Plants a bug: the second table is forgotten.
+    forgotten: bool,
+}
+
+/// One domain.
+pub struct Guest<R> {
+    pub(crate) id: DomainId,
+    pub(crate) tables: Mutex<Tables<R>>,
+    /// Its devices and the tables they walk.
+    pub dma: DmaDomain<Locked<Members>>,
+    /// The CPUs that run it or may hold its translations.
+    pub cpus: GuestCpus,
+    pub(crate) grants: Mutex<GrantTable<Grants<R>>>,
+    pub(crate) handles: Mutex<Maptrack<Handles>>,
+}
+
+impl<R> fmt::Debug for Guest<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guest").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// How many vCPUs a domain can have here.
+const VCPUS: usize = 4;
+
+impl<R: Ram> Guest<R> {
+    /// A domain without memory.
+    ///
+    /// # Panics
+    /// If the machine has no memory for its roots.
+    pub fn new(id: DomainId, memory: &Memory<R>, layout: Layout, vtd: Vtd) -> Self {
+        // Tables that a unit walks as well have no larger leaves than it can take.
+        let ept = Ept::new(EptLevels::Four).with_largest_leaf(vtd.largest_leaf());
+        let (tables, device_root) = match layout {
+            Layout::Separate => {
+                let cpu = P2m::new(ept, memory.clone()).expect("memory for a root");
+                let root = memory.allocate().expect("memory for a root");
+                let device = DeviceTables { memory: memory.clone(), forgotten: false };
+                (Tables::Separate { cpu, device }, memory.link(root))
+            }
+            Layout::Shared => {
+                let both: P2m<_, _, Shared> =
+                    P2m::new(ept, memory.clone()).expect("memory for a root");
+                let root = both.root();
+                (Tables::Shared(both), root)
+            }
+        };
+        let grants = Grants::new(memory.clone(), id);
+        Self {
+            id,
+            tables: Mutex::new(tables),
+            dma: DmaDomain::new(id, vtd, device_root, Locked::default()),
+            cpus: GuestCpus::new(id),
+            grants: Mutex::new(GrantTable::new(id, grants, 1, 64).expect("memory for grants")),
+            handles: Mutex::new(Maptrack::new(Handles::new(VCPUS), 1024)),
+        }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> DomainId {
+        self.id
+    }
+
+    /// Runs something with the lock of its grant table.
+    pub fn with_grants<A>(&self, action: impl FnOnce(&mut GrantTable<Grants<R>>) -> A) -> A {
+        action(&mut lock(&self.grants))
+    }
+
+    /// Its grant table, locked.
+    pub fn grants(&self) -> MutexGuard<'_, GrantTable<Grants<R>>> {
+        lock(&self.grants)
+    }
+
+    /// How many handles it has, free or not.
+    pub fn handles(&self) -> usize {
+        lock(&self.handles).handles()
+    }
+
+    /// The root of the tables its CPUs walk.
+    pub fn cpu_root(&self) -> Mfn {
+        match &*lock(&self.tables) {
+            Tables::Separate { cpu, device: _ } => cpu.root(),
+            Tables::Shared(both) => both.root(),
+        }
+    }
+
+    /// What a frame number shows.
+    pub fn lookup(&self, gfn: Gfn) -> Option<p2m::Mapping> {
+        match &*lock(&self.tables) {
+            Tables::Separate { cpu, device: _ } => cpu.get(gfn),
+            Tables::Shared(both) => both.get(gfn),
+        }
+    }
+
+    /// Plants a bug: from now on only the CPUs' table is edited.
+    pub fn forget_device_tables(&self) {
+        if let Tables::Separate { cpu: _, device } = &mut *lock(&self.tables) {
+            device.forgotten = true;
+        }
+    }
+
+    /// Maps one page in every table. What was there is gone with the returned proof.
+    ///
+    /// # Errors
+    /// Why not, in words; then every table is as it was, and what was touched is on record.
+    pub fn map<'id>(
+        &self,
+        gfn: Gfn,
+        mfn: Mfn,
+        kind: PageKind,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Option<(Mfn, Cleared<'id>)>, String> {
+        match &mut *lock(&self.tables) {
+            Tables::Shared(both) => {
+                let displaced =
+                    both.set(gfn, 0, mfn, kind, skipped).map_err(|error| format!("{error:?}"))?;
+                Ok(displaced.map(|was| (was.mapping.mfn, Cleared::from(was.gone))))
+            }
+            Tables::Separate { cpu, device } => {
+                let old = cpu.get(gfn).and_then(|was| Some((was.mfn, was.kind?)));
+                let displaced =
+                    cpu.set(gfn, 0, mfn, kind, skipped).map_err(|error| format!("{error:?}"))?;
+                match device.replace(&self.dma, gfn, old, (mfn, kind), skipped) {
+                    Ok(gone) => Ok(displaced.map(|was| (was.mapping.mfn, was.gone.with(&gone)))),
+                    Err(error) => {
+                        // The table is there by now: neither of the two needs memory.
+                        drop(cpu.clear(gfn, p2m::Expected { mfn, kind }, skipped));
+                        if let Some((mfn, kind)) = old {
+                            drop(cpu.set(gfn, 0, mfn, kind, skipped));
+                        }
+                        Err(error)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Clears one page in every table, if it shows what is expected.
+    ///
+    /// # Errors
+    /// As [`P2m::clear`]; then nothing changed.
+    pub fn clear<'id>(
+        &self,
+        gfn: Gfn,
+        expected: p2m::Expected,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Cleared<'id>, p2m::ClearError> {
+        match &mut *lock(&self.tables) {
+            Tables::Shared(both) => Ok(both.clear(gfn, expected, skipped)?.into()),
+            Tables::Separate { cpu, device } => {
+                let cpu_gone = cpu.clear(gfn, expected, skipped)?;
+                let p2m::Expected { mfn, kind } = expected;
+                let device_gone = device
+                    .clear(&self.dma, gfn, mfn, kind, skipped)
+                    .map_err(|_| p2m::ClearError::Contended)?;
+                Ok(cpu_gone.with(&device_gone))
+            }
+        }
+    }
+}
+
+impl<R: Ram> DeviceTables<R> {
+    /// Puts a page where `old` was, or where nothing was. After an error nothing changed.
+    fn replace<'id>(
+        &self,
+        dma: &DmaDomain<Locked<Members>>,
+        gfn: Gfn,
+        old: Option<(Mfn, PageKind)>,
+        (mfn, kind): (Mfn, PageKind),
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Gone<'id, flush::Iotlb>, String> {
+        let gone = match old {
+            Some((mfn, kind)) => self.clear(dma, gfn, mfn, kind, skipped)?,
+            None => skipped.absent(),
+        };
+        if let Err(error) = self.map(dma, gfn, mfn, kind, skipped) {
+            if let Some((mfn, kind)) = old {
+                self.map(dma, gfn, mfn, kind, skipped)?;
+            }
+            return Err(error);
+        }
+        Ok(gone)
+    }
+
+    fn map(
+        &self,
+        dma: &DmaDomain<Locked<Members>>,
+        gfn: Gfn,
+        mfn: Mfn,
+        kind: PageKind,
+        skipped: &mut Skipped<'_>,
+    ) -> Result<(), String> {
+        let rest = Rest::new(Run::single(gfn));
+        let access = kind.device_access();
+        let mut budget = Budget::UNLIMITED;
+        dma.map(&self.memory, rest, mfn, access, &mut budget, skipped)
+            .map_err(|stopped| format!("{:?}", stopped.error))
+    }
+
+    #[inline]
+    fn clear<'id>(
+        &self,
+        dma: &DmaDomain<Locked<Members>>,
+        gfn: Gfn,
+        mfn: Mfn,
+        kind: PageKind,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Gone<'id, flush::Iotlb>, String> {
+        if self.forgotten {
+            return Ok(skipped.absent());
+        }
+        let expected = iommu_vtd::Expected { mfn, access: kind.device_access() };
+        let mut cleared = dma.clear(&self.memory, gfn.into(), expected, skipped);
+        if let Err(PageError::Large(_)) = cleared {
+            self.split(dma, gfn, skipped)?;
+            cleared = dma.clear(&self.memory, gfn.into(), expected, skipped);
+        }
+        cleared.map_err(|error| format!("{error:?}"))
+    }
+}
+
+/// References on pages: how many mappings and owners count each.
+#[derive(Debug)]
+pub struct PageCounts {
+    references: Vec<AtomicU32>,
+    writable: Vec<AtomicU32>,
+    dirty: Vec<AtomicU64>,
+}
+
+impl PageCounts {
+    fn new(frames: u64) -> Self {
+        let zeros = || (0..frames).map(|_| AtomicU32::new(0)).collect();
+        Self {
+            references: zeros(),
+            writable: zeros(),
+            dirty: (0..frames).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    fn of(list: &[AtomicU32], mfn: Mfn) -> &AtomicU32 {
+        let index = usize::try_from(mfn.get()).expect("a frame of this machine");
+        &list[index]
+    }
+
+    /// Takes a reference, and a writable type reference if `typed`.
+    pub fn take(&self, mfn: Mfn, typed: bool) {
+        Self::of(&self.references, mfn).fetch_add(1, Ordering::Relaxed);
+        if typed {
+            Self::of(&self.writable, mfn).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Drops what [`take`](Self::take) took; `true` if it was the last reference.
+    ///
+    /// # Panics
+    /// If there was none: the crates dropped something twice.
+    pub fn drop_one(&self, mfn: Mfn, typed: bool) -> bool {
+        if typed {
+            let before = Self::of(&self.writable, mfn).fetch_sub(1, Ordering::Relaxed);
+            assert!(before > 0, "type reference of {mfn:?} dropped twice");
+        }
+        let before = Self::of(&self.references, mfn).fetch_sub(1, Ordering::Relaxed);
+        assert!(before > 0, "reference of {mfn:?} dropped twice");
+        before == 1
+    }
+
+    /// References and writable type references of a page.
+    pub fn get(&self, mfn: Mfn) -> (u32, u32) {
+        let of = |list| Self::of(list, mfn).load(Ordering::Relaxed);
+        (of(&self.references), of(&self.writable))
+    }
+
+    /// Notes that a page may have been written.
+    pub fn mark_dirty(&self, mfn: Mfn) {
+        if let Some(count) = usize::try_from(mfn.get()).ok().and_then(|at| self.dirty.get(at)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How often a page was marked dirty.
+    pub fn dirty(&self, mfn: Mfn) -> u64 {
+        let index = usize::try_from(mfn.get()).expect("a frame of this machine");
+        self.dirty[index].load(Ordering::Relaxed)
+    }
+}
+
+/// The hypervisor: its memory and its domains.
+#[derive(Debug)]
+pub struct Hypervisor<R> {
+    /// All memory.
+    pub memory: Memory<R>,
+    /// All domains.
+    pub guests: Vec<Guest<R>>,
+    /// References on every page.
+    pub pages: Arc<PageCounts>,
+}
+
+impl<R: Ram> Hypervisor<R> {
+    /// No domain yet.
+    pub fn new(ram: R) -> Self {
+        let pages = Arc::new(PageCounts::new(ram.frames()));
+        Self { memory: Memory::new(ram), guests: Vec::new(), pages }
+    }
+
+    /// Adds a domain.
+    pub fn add(&mut self, id: DomainId, layout: Layout) {
+        self.add_with(id, layout, Vtd::new(VtdLevels::Four));
+    }
+
+    /// Adds a domain whose devices walk tables of this format. Where they walk the CPUs'
+    /// tables it has four levels.
+    pub fn add_with(&mut self, id: DomainId, layout: Layout, vtd: Vtd) {
+        let guest = Guest::new(id, &self.memory, layout, vtd);
+        self.guests.push(guest);
+    }
+
+    /// The domain with this number.
+    #[inline]
+    pub fn guest(&self, id: DomainId) -> Option<&Guest<R>> {
+        self.guests.iter().find(|guest| guest.id == id)
+    }
+
+    /// Gives a domain a page of RAM at `gfn`, where nothing was.
+    ///
+    /// # Panics
+    /// If there is no memory or the number is taken.
+    pub fn populate(&self, guest: &Guest<R>, gfn: Gfn) -> Mfn {
+        let mfn = self.memory.ram().allocate(guest.id).expect("memory for a guest");
+        self.pages.take(mfn, false);
+        let mut batch: Batch<(), 1> = Batch::new(guest.id);
+        batch.edit_many(|skipped, _| {
+            let was = guest.map(gfn, mfn, PageKind::RamReadWrite, skipped).expect("room for RAM");
+            assert!(was.is_none(), "{gfn:?} was taken");
+        });
+        let nobody = flush::Hardware { tlb: &crate::Null, iotlb: &crate::Null };
+        // Nobody caches the absence of an entry here: see `World` for caching mode.
+        drop(batch.flush(&nobody).expect("this cannot fail"));
+        mfn
+    }
+}

@@ -1,0 +1,37 @@
+//! The crates embedded in a hypervisor that runs on the host.
+//!
+//! [`Hypervisor`] is the glue an embedder writes, over any [`Ram`]. [`World`] runs it
+//! on the software model, whose hardware holds stale entries and says when one is
+//! used. [`PlainRam`] is memory without hardware, for counting instructions. [`walks`]
+//! counts what unmapping a whole space costs.
+
+mod caller;
+pub mod calls;
+pub mod combining;
+pub mod demo;
+mod hypervisor;
+mod memory;
+pub mod nested;
+mod plain;
+mod plants;
+pub mod sparse;
+mod storage;
+pub mod walks;
+pub mod workloads;
+pub mod world;
+
+pub use caller::{Caller, Faults};
+pub use hypervisor::{
+    Guest, Hypervisor, Layout, PageCounts,
+    ranges::{TakeDown, Taken, TakenBatch, TakenFailed},
+};
+pub use memory::{Memory, Ram};
+pub use plain::{Null, PlainRam};
+pub use plants::{FlushLie, HONEST, Lying};
+pub use storage::{Grants, Handles};
+pub use world::{Setup, World};
+
+/// The README's example is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,0 +1,478 @@
+//! The hypervisor on the software model: its CPUs, its VT-d unit, its devices.
+//!
+//! A [`World`] has two domains. The *frontend* grants pages; the *backend* maps them,
+//! touches them from its CPUs and with a device, and gives them back. The model keeps
+//! every stale entry the manuals allow and reports each use of one.
+
+mod guests;
+mod model;
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    fmt,
+    sync::{Mutex, atomic::AtomicU64},
+};
+
+use flush::{
+    CpuSet, DomainId, Gfn, Mfn,
+    plan::{self, Planner},
+};
+use gnttab::{Call, Domain, GuestAddress, Outcome, VcpuId, give_out};
+use hwmodel::{
+    Actor, Frame, InvalidateFailed, Machine, MachineConfig, Policy, Root, Space, UnitId,
+    WitnessKind,
+};
+use iommu_vtd::{Device, DmaFlush, Members, QueueMemory, SourceId, Unit, UnitConfig, UnitState};
+use p2m::{Cpus, EnterError, Invalidate, TlbFlush};
+use stage2::{
+    Level,
+    format::vtd::{Vtd, VtdLevels},
+};
+
+use crate::{
+    Caller, Faults, FlushLie, Guest, Hypervisor, Layout, Lying, Ram,
+    hypervisor::{Locked, lock},
+    memory::HYPERVISOR,
+};
+
+/// The domain that grants.
+pub const FRONTEND: DomainId = DomainId::new(1);
+/// The domain that maps.
+pub const BACKEND: DomainId = DomainId::new(2);
+/// The backend's device.
+pub const DEVICE: SourceId = SourceId::new(0x10);
+/// The CPU that makes hypercalls.
+pub const CALLING_CPU: usize = 0;
+/// A CPU that stays in the backend.
+pub const OTHER_CPU: usize = 1;
+
+/// What a world is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Whose tables devices walk.
+    pub layout: Layout,
+    /// The remapping unit.
+    pub unit: hwmodel::UnitConfig,
+    /// Drive the unit through its registers, not its queue.
+    pub registers: bool,
+    /// The device has a TLB of its own and uses it.
+    pub device_tlb: bool,
+    /// What the hardware does where it may choose.
+    pub policy: Policy,
+    /// Frames of memory.
+    pub frames: u64,
+    /// How many such units there are, each with a [device](device_behind) of the backend.
+    pub units: usize,
+    /// Depth of the tables that devices have of their own.
+    pub levels: VtdLevels,
+}
+
+impl Setup {
+    /// The format of tables that devices of such a unit can walk.
+    fn device_format(&self) -> Vtd {
+        let largest = match (self.unit.large_2m, self.unit.large_1g) {
+            (true, true) => Level::TWO,
+            (true, false) => Level::ONE,
+            (false, _) => Level::PAGE,
+        };
+        Vtd::new(self.levels).with_largest_leaf(largest)
+    }
+}
+
+/// The backend's device behind unit `unit`; [`DEVICE`] is the one behind unit 0.
+///
+/// # Panics
+/// For units beyond the bus.
+#[must_use]
+pub fn device_behind(unit: usize) -> SourceId {
+    let unit = u16::try_from(unit).expect("few units");
+    SourceId::new(DEVICE.get() + 8 * unit)
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            layout: Layout::Separate,
+            unit: hwmodel::UnitConfig::default(),
+            registers: false,
+            device_tlb: false,
+            policy: Policy::Greedy,
+            frames: 8192,
+            units: 1,
+            levels: VtdLevels::Four,
+        }
+    }
+}
+
+pub use guests::{FIRST_REFERENCE, POISON, granted_gfn};
+pub use model::{ModelRam, Observer, Registers};
+
+type ModelUnit = Unit<crate::Memory<ModelRam>, Registers, Locked<UnitState>>;
+type ModelDma<'w> =
+    DmaFlush<'w, crate::Memory<ModelRam>, Registers, Locked<UnitState>, Locked<Members>>;
+type ModelTlb<'w> = TlbFlush<'w, World, Local<'w>>;
+/// A guest of a [`World`] in a hypercall.
+pub type ModelCaller<'w> = Caller<'w, ModelRam, Lying<ModelTlb<'w>>, Lying<ModelDma<'w>>>;
+
+/// Makes one CPU forget one guest.
+#[derive(Debug)]
+pub struct Local<'w> {
+    world: &'w World,
+    cpu: usize,
+    root: Mfn,
+}
+
+impl<'w> Local<'w> {
+    /// On `cpu`, for the guest with the CPU tables at `root`.
+    pub fn new(world: &'w World, cpu: usize, root: Mfn) -> Self {
+        Self { world, cpu, root }
+    }
+}
+
+impl Invalidate for Local<'_> {
+    type Error = InvalidateFailed;
+
+    fn invalidate(&self) -> Result<(), InvalidateFailed> {
+        self.world.machine.invalidate(self.cpu, self.root.get() << 12)
+    }
+}
+
+/// A batch of a [`World`] whose flush failed.
+pub type ModelFailed<'w> = crate::caller::Failed<Lying<ModelTlb<'w>>, Lying<ModelDma<'w>>>;
+
+/// How many flushes calls asked for, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flushes {
+    /// Of CPUs.
+    pub tlb: u64,
+    /// Of devices.
+    pub iotlb: u64,
+}
+
+/// How one call ended.
+#[derive(Debug)]
+pub struct Ended<'w> {
+    /// What the guest is told.
+    pub outcome: Outcome,
+    /// What it asked for.
+    pub flushes: Flushes,
+    /// Batches that could not be flushed.
+    pub failed: Vec<ModelFailed<'w>>,
+}
+
+/// The hypervisor on the model.
+pub struct World {
+    /// The hardware.
+    pub machine: Machine,
+    /// The software.
+    pub hypervisor: Hypervisor<ModelRam>,
+    /// The remapping units.
+    pub units: Vec<ModelUnit>,
+    /// What goes wrong in the next calls.
+    pub faults: Faults,
+    /// What the next calls claim falsely, for CPUs and for devices.
+    pub lies: Cell<(Option<FlushLie>, Option<FlushLie>)>,
+    /// Decides how units are told in the next calls.
+    pub planner: Cell<Planner<'static>>,
+    /// Pages whose reference was dropped while hardware could still reach them.
+    pub released_early: Cell<u64>,
+    /// Polls after which a wait is given up.
+    pub patience: Cell<u64>,
+    /// CPUs that are kicked out of a guest stay outside, and the hypervisor believes them.
+    pub stay_out: Cell<bool>,
+    /// CPUs do not take interrupts.
+    pub deaf: Cell<bool>,
+    /// Which guest each CPU runs.
+    resident: RefCell<BTreeMap<usize, DomainId>>,
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World").finish_non_exhaustive()
+    }
+}
+
+/// Where guests keep hypercall arguments.
+pub const ARGUMENTS: Gfn = Gfn::new(0x10);
+const ARGUMENT_PAGES: u64 = 64;
+
+impl World {
+    /// A machine with one unit and one device, and two domains; the device is the
+    /// backend's, and CPU 1 runs the backend.
+    ///
+    /// # Panics
+    /// If anything of that does not work.
+    #[must_use]
+    pub fn new(setup: Setup) -> Self {
+        let machine = Machine::new(MachineConfig {
+            frames: setup.frames,
+            cpus: 4,
+            policy: setup.policy,
+            ..MachineConfig::default()
+        });
+        for number in 0..setup.units {
+            let unit = machine.add_unit(setup.unit);
+            machine.add_device(unit, device_behind(number).get(), setup.device_tlb);
+        }
+        let ram = ModelRam {
+            machine: machine.clone(),
+            frames: setup.frames,
+            write_back: !setup.unit.coherent,
+            time: AtomicU64::new(0),
+            observer: Mutex::default(),
+        };
+        let mut hypervisor = Hypervisor::new(ram);
+        hypervisor.add_with(FRONTEND, setup.layout, setup.device_format());
+        hypervisor.add_with(BACKEND, setup.layout, setup.device_format());
+        let memory = hypervisor.memory.clone();
+        let frame = || memory.ram().allocate(HYPERVISOR).expect("memory for the queue");
+        let bring_up = |number| {
+            let queue = (!setup.registers).then(|| QueueMemory {
+                ring: frame(),
+                order: 0,
+                status: frame(),
+            });
+            let registers = Registers { machine: machine.clone(), unit: UnitId(number) };
+            let config = UnitConfig { queue, timeout_us: 500 };
+            let unit = Unit::new(memory.clone(), registers, Locked::default(), config);
+            unit.bring_up(&memory).expect("the unit starts");
+            unit
+        };
+        let units = (0..setup.units).map(bring_up).collect();
+        let world = Self {
+            machine,
+            hypervisor,
+            units,
+            faults: Faults::default(),
+            lies: Cell::new((None, None)),
+            planner: Cell::new(Planner::new(plan::Policy::Planned)),
+            released_early: Cell::new(0),
+            patience: Cell::new(500),
+            stay_out: Cell::new(false),
+            deaf: Cell::new(false),
+            resident: RefCell::default(),
+        };
+        for guest in &world.hypervisor.guests {
+            for page in 0..ARGUMENT_PAGES {
+                world.hypervisor.populate(guest, Gfn::new(ARGUMENTS.get() + page));
+            }
+        }
+        let device_tlb = setup.device_tlb.then_some(8);
+        for unit in 0..setup.units {
+            let source = device_behind(unit);
+            let device = Device { unit, source, physical_function: source, device_tlb };
+            let attached = world.backend().dma.attach(&world.units, &memory, device);
+            attached.expect("the device attaches");
+        }
+        world.enter(BACKEND, OTHER_CPU);
+        world
+    }
+
+    /// The domain that maps.
+    ///
+    /// # Panics
+    /// Never: it is there from the start.
+    pub fn backend(&self) -> &Guest<ModelRam> {
+        self.hypervisor.guest(BACKEND).expect("the backend exists")
+    }
+
+    /// The domain that grants.
+    ///
+    /// # Panics
+    /// Never: it is there from the start.
+    pub fn frontend(&self) -> &Guest<ModelRam> {
+        self.hypervisor.guest(FRONTEND).expect("the frontend exists")
+    }
+
+    /// Lets a CPU run a guest, until the world ends or the guest is kicked out of it;
+    /// after a kick it enters again at once.
+    ///
+    /// # Panics
+    /// If the CPU cannot invalidate.
+    pub fn enter(&self, id: DomainId, cpu: usize) {
+        assert!(self.try_enter(id, cpu), "CPU {cpu} enters {id:?}");
+    }
+
+    /// As [`enter`](Self::enter); a CPU that cannot invalidate stays outside.
+    ///
+    /// # Panics
+    /// If there is no such guest or CPU.
+    pub fn try_enter(&self, id: DomainId, cpu: usize) -> bool {
+        let guest = self.hypervisor.guest(id).expect("a guest of this world");
+        let local = Local { world: self, cpu, root: guest.cpu_root() };
+        match guest.cpus.enter(cpu, &local) {
+            Ok(_) => {
+                self.run(guest, cpu);
+                self.resident.borrow_mut().insert(cpu, id);
+                true
+            }
+            Err(EnterError::Invalidate(InvalidateFailed)) => false,
+            Err(EnterError::UnknownCpu) => panic!("CPU {cpu} does not exist"),
+        }
+    }
+
+    /// Sets what is called after each step, or nothing.
+    pub fn observe(&self, observer: Option<Observer>) {
+        *lock(&self.hypervisor.memory.ram().observer) = observer;
+    }
+
+    /// Plants a bug: a CPU runs a guest that does not know of it.
+    ///
+    /// # Panics
+    /// If there is no such guest.
+    pub fn enter_unseen(&self, id: DomainId, cpu: usize) {
+        self.run(self.hypervisor.guest(id).expect("a guest of this world"), cpu);
+    }
+
+    fn run(&self, guest: &Guest<ModelRam>, cpu: usize) {
+        // Write-back, four levels, no accessed and dirty bits (Intel SDM 3C, EPT pointer).
+        let eptp = guest.cpu_root().get() << 12 | 3 << 3 | 6;
+        self.machine.load_root(cpu, Root::from_eptp(eptp));
+    }
+
+    /// Takes a CPU out of the guest it runs. What it cached stays.
+    pub fn leave(&self, cpu: usize) {
+        if let Some(id) = self.resident.borrow_mut().remove(&cpu) {
+            self.machine.leave(cpu);
+            if let Some(guest) = self.hypervisor.guest(id) {
+                guest.cpus.leave(cpu);
+            }
+        }
+    }
+
+    /// Makes a call as a guest's first vCPU, to its end unless it is preempted.
+    pub fn call(&self, id: DomainId, command: u32, argument: u64, count: u32) -> Ended<'_> {
+        let call = Call { command, argument: GuestAddress(argument), count };
+        self.call_as(id, |caller| call.run(caller))
+    }
+
+    /// Runs something as a guest's first vCPU in the hypervisor.
+    ///
+    /// # Panics
+    /// If there is no such guest.
+    pub fn call_as<'w>(
+        &'w self,
+        id: DomainId,
+        f: impl FnOnce(&ModelCaller<'_>) -> Outcome,
+    ) -> Ended<'w> {
+        let guest = self.hypervisor.guest(id).expect("a guest of this world");
+        let local = Local { world: self, cpu: CALLING_CPU, root: guest.cpu_root() };
+        let failed = RefCell::default();
+        let (outcome, flushes) = {
+            // The local invalidation lives as long as this call.
+            let tlb = TlbFlush { guest: &guest.cpus, machine: self, local: &local };
+            let dma = DmaFlush::new(&self.units, &guest.dma).with_planner(self.planner.get());
+            let (tlb_lie, iotlb_lie) = self.lies.get();
+            let caller = Caller {
+                hypervisor: &self.hypervisor,
+                guest,
+                vcpu: VcpuId(0),
+                tlb: Lying::new(tlb, tlb_lie),
+                iotlb: Lying::new(dma, iotlb_lie),
+                faults: &self.faults,
+                ended: &|mfn| self.note_end(guest, mfn),
+                failed: &failed,
+            };
+            let outcome = f(&caller);
+            (outcome, Flushes { tlb: caller.tlb.requests(), iotlb: caller.iotlb.requests() })
+        };
+        Ended { outcome, flushes, failed: failed.into_inner() }
+    }
+
+    /// A page's mapping by `guest` has ended: nothing of the guest's may reach it.
+    fn note_end(&self, guest: &Guest<ModelRam>, mfn: Mfn) {
+        let frame = Frame(mfn.get());
+        self.machine.revoke(frame, Space::Cpu(guest.cpu_root().get() << 12));
+        for unit in 0..self.units.len() {
+            if let Some(tag) = guest.dma.tag(unit) {
+                self.machine.revoke(frame, Space::Device { unit: UnitId(unit), did: tag.get() });
+            }
+        }
+        let reachable = |witness: &hwmodel::Witness| {
+            witness.kind == WitnessKind::CachesReleasedFrame && witness.frame == frame
+        };
+        if self.audit().iter().any(reachable) {
+            self.released_early.set(self.released_early.get() + 1);
+        }
+    }
+
+    /// What is cached, or in flight, that must not be.
+    ///
+    /// Left out is what a CPU outside of a guest has of it, if the guest's books say that
+    /// it invalidates before it enters: it reaches nothing.
+    #[must_use]
+    pub fn audit(&self) -> Vec<hwmodel::Witness> {
+        let mut found = self.machine.audit();
+        found.retain(|witness| {
+            let (Actor::Cpu(cpu), Some(Space::Cpu(tag))) = (witness.actor, witness.space) else {
+                return true;
+            };
+            let has_tag = |guest: &&Guest<ModelRam>| guest.cpu_root().get() << 12 == tag;
+            let guest = self.hypervisor.guests.iter().find(has_tag);
+            self.machine.is_running(cpu) || guest.is_none_or(|guest| guest.cpus.may_hold(cpu))
+        });
+        found
+    }
+
+    /// Tries again to flush what a call could not, and gives out what then is free.
+    ///
+    /// Returns the batches that are still held.
+    pub fn retry<'w>(&'w self, id: DomainId, failed: Vec<ModelFailed<'w>>) -> Vec<ModelFailed<'w>> {
+        let mut left = Vec::new();
+        for mut failure in failed {
+            let mut error = None;
+            self.call_as(id, |caller| {
+                match failure.held.retry(&caller.hardware()) {
+                    Ok(flushed) => give_out(caller, flushed),
+                    Err(again) => error = Some(again),
+                }
+                Outcome::Done
+            });
+            if let Some(error) = error {
+                failure.error = error;
+                left.push(failure);
+            }
+        }
+        left
+    }
+}
+
+impl Cpus for World {
+    type Deadline = u64;
+
+    fn this_cpu(&self) -> usize {
+        CALLING_CPU
+    }
+
+    fn kick(&self, cpus: &CpuSet) {
+        for cpu in cpus.iter() {
+            self.machine.send_ipi(cpu);
+        }
+    }
+
+    fn deadline(&self) -> u64 {
+        self.hypervisor.memory.ram().now_us() + self.patience.get()
+    }
+
+    fn has_passed(&self, deadline: &u64) -> bool {
+        self.hypervisor.memory.ram().now_us() > *deadline
+    }
+
+    fn relax(&self) {
+        self.hypervisor.memory.ram().relax();
+        let resident: Vec<_> = self.resident.borrow().iter().map(|(cpu, id)| (*cpu, *id)).collect();
+        for (cpu, id) in resident {
+            if self.deaf.get() || !self.machine.take_ipi(cpu) {
+                continue;
+            }
+            if self.stay_out.get() {
+                self.resident.borrow_mut().remove(&cpu);
+                self.hypervisor.guest(id).expect("a guest of this world").cpus.leave(cpu);
+            } else {
+                self.leave(cpu);
+                self.try_enter(id, cpu);
+            }
+        }
+    }
+}
