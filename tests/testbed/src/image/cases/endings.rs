@@ -1,0 +1,70 @@
+//! Ways for a case to go wrong, each of which must be seen as a failure.
+//!
+//! A case here that gets past its own ending passes, which its table line does not expect.
+
+// UNSAFETY: executes an undefined instruction and reads the null page, on purpose.
+#![expect(unsafe_code)]
+
+use core::arch::asm;
+use core::hint::{black_box, spin_loop};
+
+use testbed::fail;
+use testbed::failure::Failure;
+
+use crate::machine::Machine;
+use crate::say;
+
+/// An error.
+pub(super) fn error(_: &Machine) -> Result<(), Failure> {
+    fail!("this case returns an error");
+}
+
+/// A panic, from an index that the compiler cannot foresee.
+pub(super) fn panic(machine: &Machine) -> Result<(), Failure> {
+    let region = machine.boot.regions[black_box(usize::MAX)];
+    say!("there is a region {region:?}");
+    Ok(())
+}
+
+/// An undefined instruction.
+pub(super) fn trap(_: &Machine) -> Result<(), Failure> {
+    // SAFETY: the trap it raises does not return.
+    unsafe { asm!("ud2", options(noreturn)) }
+}
+
+/// A read of the null page.
+pub(super) fn null(_: &Machine) -> Result<(), Failure> {
+    let found: u64;
+    // SAFETY: the page is not mapped, so the read traps and the trap does not return; were
+    // it mapped, the read would change nothing.
+    unsafe {
+        asm!("mov {found}, [{at}]", at = in(reg) 8_u64, found = out(reg) found,
+            options(nostack, readonly));
+    }
+    say!("the null page can be read and holds {found:#x}");
+    Ok(())
+}
+
+/// A recursion without an end.
+pub(super) fn overflow(_: &Machine) -> Result<(), Failure> {
+    let depth = deeper(&mut [0; 64]);
+    say!("the stack has room for {depth} calls");
+    Ok(())
+}
+
+fn deeper(above: &mut [u64; 64]) -> u64 {
+    let mut here = [above[0].saturating_add(1); 64];
+    if black_box(here[0]) == u64::MAX {
+        return 0;
+    }
+    let depth = deeper(black_box(&mut here));
+    above[1] = here[1];
+    depth.max(here[0])
+}
+
+/// A loop without an end.
+pub(super) fn hang(_: &Machine) -> Result<(), Failure> {
+    loop {
+        spin_loop();
+    }
+}

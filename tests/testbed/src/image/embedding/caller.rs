@@ -1,0 +1,247 @@
+//! The glue: one domain in one hypercall, as the grant tables want to see it.
+//!
+//! A [`Caller`] is made for each hypercall, from the domain that makes it and the
+//! flushers of its processors and devices. The crates know nothing of each other; the
+//! implementation of [`Domain`] below is where they meet.
+
+use flush::{
+    Cleared, DomainId, Flush, Gfn, Hardware, Iotlb, Mfn, Released, Skipped, TablePage, Tlb,
+};
+use gnttab::{
+    Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
+    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotInserted, PageError, PageReference,
+    Pin, Removed, Rights, VcpuId,
+};
+use iommu_vtd::Guarded;
+use p2m::PageKind;
+use testbed::audit::Audit;
+
+use super::guest::{NotMapped, untouched};
+use super::page_info::PageInfo;
+use super::storage::{Grants, Handles};
+use super::{Guest, Hypervisor, Memory};
+use crate::{memory, say};
+
+/// Who wants to hear what becomes of pages. Tests do; `()` does not listen.
+pub(crate) trait Watcher {
+    /// The mapping of a page was taken out of every table; its flush is owed.
+    fn cleared(&self, page: Mfn);
+    /// The reference of a mapping that has ended is about to be dropped.
+    fn given_up(&self, page: Mfn);
+}
+
+impl Watcher for Audit {
+    fn cleared(&self, page: Mfn) {
+        Audit::cleared(self, page);
+    }
+
+    fn given_up(&self, page: Mfn) {
+        self.give_up(page);
+    }
+}
+
+impl Watcher for () {
+    fn cleared(&self, _: Mfn) {}
+    fn given_up(&self, _: Mfn) {}
+}
+
+/// One domain in one hypercall.
+pub(crate) struct Caller<'h, T, I, W = ()> {
+    /// The hypervisor.
+    pub(crate) hypervisor: &'h Hypervisor,
+    /// The domain that calls.
+    pub(crate) guest: &'h Guest,
+    /// Flushes its processors.
+    pub(crate) tlb: T,
+    /// Flushes its devices.
+    pub(crate) iotlb: I,
+    /// Hears of pages.
+    pub(crate) watcher: &'h W,
+}
+
+/// What a grant is in the p2m.
+fn kind(rights: Rights) -> PageKind {
+    match rights {
+        Rights::Read => PageKind::GrantReadOnly,
+        Rights::ReadWrite => PageKind::GrantReadWrite,
+    }
+}
+
+impl<T: Flush<Tlb>, I: Flush<Iotlb>, W: Watcher> Domain for Caller<'_, T, I, W> {
+    type Tlb = T;
+    type Iotlb = I;
+    type Grants = Grants;
+    type Handles = Handles;
+
+    fn id(&self) -> DomainId {
+        self.guest.id()
+    }
+
+    fn vcpu(&self) -> VcpuId {
+        VcpuId(0)
+    }
+
+    #[inline]
+    fn clamp(&self, index: usize, length: usize) -> usize {
+        // The difference borrows exactly if the index is in range: the sign bit of the
+        // shift below spreads over the whole mask.
+        let difference = index.wrapping_sub(length).cast_signed();
+        index & (difference >> (usize::BITS - 1)).cast_unsigned()
+    }
+
+    fn copy_from_guest(&self, address: GuestAddress, bytes: &mut [u8]) -> Result<(), GuestFault> {
+        self.guest.read(address, bytes)
+    }
+
+    fn copy_to_guest(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
+        self.guest.write(address, bytes)
+    }
+
+    fn with_granter<A>(
+        &self,
+        granter: DomainId,
+        action: impl FnOnce(&mut GrantTable<Grants>) -> A,
+    ) -> Option<A> {
+        Some(self.hypervisor.guest(granter)?.grants.with(action))
+    }
+
+    fn with_maptrack<A>(&self, action: impl FnOnce(&mut Maptrack<Handles>) -> A) -> A {
+        self.guest.handles.with(action)
+    }
+
+    // Every domain may map what it was granted.
+    fn allows(&self, _: Action, _: DomainId) -> bool {
+        true
+    }
+
+    fn crash(&self, reason: Crash) {
+        say!("{:?} is to be ended: {reason:?}", self.guest.id());
+    }
+
+    // One processor, nothing else to run.
+    fn preempt(&self) -> bool {
+        false
+    }
+
+    fn get_page(
+        &self,
+        granter: DomainId,
+        frame: GrantedFrame,
+        rights: Rights,
+    ) -> Result<PageReference, PageError> {
+        let typed = rights == Rights::ReadWrite;
+        let mfn = match frame {
+            GrantedFrame::Pinned(mfn) => mfn,
+            GrantedFrame::Number(gfn) => {
+                let granter = self.hypervisor.guest(granter).ok_or(PageError::NotRam)?;
+                let mapping = granter.lookup(gfn).ok_or(PageError::NotRam)?;
+                match mapping.kind {
+                    Some(PageKind::RamReadWrite) => mapping.mfn,
+                    Some(PageKind::RamReadOnly) if !typed => mapping.mfn,
+                    Some(_) | None => return Err(PageError::NotRam),
+                }
+            }
+        };
+        let info = PageInfo::of(mfn).ok_or(PageError::NotRam)?;
+        info.take(typed).map_err(|_| PageError::Refused)?;
+        Ok(PageReference::taken(mfn, typed))
+    }
+
+    // `Released` is the proof that the flush is over: only now may the page be another's.
+    fn put_page(&self, pin: Released<Pin>) {
+        let page = pin.get().page();
+        self.watcher.given_up(page.mfn());
+        if PageInfo::of(page.mfn()).is_some_and(|info| info.drop_one(page.typed())) {
+            // The allocator refuses what is not its own; such a frame goes nowhere.
+            memory::release(page.mfn()).ok();
+        }
+    }
+
+    fn mark_dirty(&self, _: DomainId, page: &Released<Pin>) {
+        if let Some(info) = PageInfo::of(page.get().page().mfn()) {
+            info.mark_dirty();
+        }
+    }
+
+    fn put_table(&self, table: Released<TablePage>) {
+        Memory::free_table(table.recycle());
+    }
+
+    fn insert<'id>(
+        &self,
+        mapping: &Mapping,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Inserted<'id>, NotInserted<'id>> {
+        let Mapping { gfn, mfn, rights, granter: _, moved_from } = *mapping;
+        let own = p2m::Expected { mfn, kind: PageKind::RamReadWrite };
+        // A domain that maps its own grant moves the page: the old number loses it first.
+        let moved = match moved_from {
+            None => None,
+            Some(from) => match self.guest.clear(from, own, skipped) {
+                Ok(cleared) => Some((from, cleared)),
+                Err(_) => return Err(NotInserted { cleared: untouched(skipped) }),
+            },
+        };
+        let removed = |mfn, cleared| Removed { page: PageReference::taken(mfn, false), cleared };
+        match self.guest.map(gfn, 0, mfn, kind(rights), skipped) {
+            Ok(displaced) => Ok(Inserted {
+                displaced: displaced.map(|(mfn, cleared)| removed(mfn, cleared)),
+                moved: moved.map(|(_, cleared)| removed(mfn, cleared)),
+            }),
+            Err(NotMapped { cleared }) => {
+                if let Some((from, _)) = moved {
+                    // The tables for it are still there: this needs no memory.
+                    self.guest.map(from, 0, mfn, own.kind, skipped).ok();
+                }
+                Err(NotInserted { cleared })
+            }
+        }
+    }
+
+    #[inline]
+    fn clear<'id>(
+        &self,
+        gfn: Gfn,
+        expected: Expected,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Cleared<'id>, ClearError> {
+        let Expected { mfn, rights } = expected;
+        let wanted = p2m::Expected { mfn, kind: kind(rights) };
+        let cleared =
+            self.guest.clear(gfn, wanted, skipped).map_err(|error| refusal(error, mfn))?;
+        self.watcher.cleared(mfn);
+        Ok(cleared)
+    }
+
+    fn forget<'id>(&self, skipped: &mut Skipped<'id>) -> Cleared<'id> {
+        skipped.everything::<Tlb>();
+        skipped.everything::<Iotlb>();
+        untouched(skipped)
+    }
+
+    fn hardware(&self) -> Hardware<'_, T, I> {
+        Hardware { tlb: &self.tlb, iotlb: &self.iotlb }
+    }
+
+    // Nothing is lost and nothing given away: the pages wait for a flush that completes.
+    fn on_flush_failure(&self, failure: FlushFailure<Self>) {
+        self.hypervisor.keep(failure.held);
+    }
+}
+
+/// Why an entry was not removed, in the words of the grant tables.
+fn refusal(error: p2m::ClearError, wanted: Mfn) -> ClearError {
+    match error {
+        p2m::ClearError::Unexpected(found) => match found.kind {
+            Some(PageKind::GrantReadWrite | PageKind::GrantReadOnly) if found.mfn == wanted => {
+                ClearError::OtherRights
+            }
+            Some(PageKind::GrantReadWrite | PageKind::GrantReadOnly) => ClearError::OtherFrame,
+            Some(_) | None => ClearError::NotGrant,
+        },
+        p2m::ClearError::OutOfRange | p2m::ClearError::Absent => ClearError::NotGrant,
+        p2m::ClearError::NoTable | p2m::ClearError::Unencodable(_) | p2m::ClearError::Contended => {
+            ClearError::Failed
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A guest's memory, read and written by its own addresses.
+//!
+//! Every access goes through the p2m, so that a page which is gone faults. Words are
+//! changed as wholes: the guest may write the bytes beside those that are copied.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use flush::Gfn;
+use gnttab::{GuestAddress, GuestFault};
+
+use super::Guest;
+use crate::memory::{self, Words};
+
+/// Bytes of a word.
+const WORD: usize = 8;
+
+impl Guest {
+    /// Read `bytes` at `address`.
+    ///
+    /// # Errors
+    /// [`GuestFault`] where nothing is mapped, or past the end of the space.
+    pub(crate) fn read(&self, address: GuestAddress, bytes: &mut [u8]) -> Result<(), GuestFault> {
+        let mut place = Place::at(address);
+        let mut left = bytes;
+        while !left.is_empty() {
+            let (word, start) = place.word(self)?;
+            let from = word.load(Ordering::Acquire).to_le_bytes();
+            let length = left.len().min(WORD - start);
+            let (now, later) = left.split_at_mut(length);
+            now.copy_from_slice(&from[start..start + length]);
+            left = later;
+            place.step(length)?;
+        }
+        Ok(())
+    }
+
+    /// Write `bytes` at `address`.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); what came before the fault is written.
+    pub(crate) fn write(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
+        let mut place = Place::at(address);
+        let mut left = bytes;
+        while !left.is_empty() {
+            let (word, start) = place.word(self)?;
+            let length = left.len().min(WORD - start);
+            let (now, later) = left.split_at(length);
+            let merge = |old: u64| {
+                let mut new = old.to_le_bytes();
+                new[start..start + length].copy_from_slice(now);
+                Some(u64::from_le_bytes(new))
+            };
+            // `merge` never declines, so this always succeeds.
+            word.fetch_update(Ordering::AcqRel, Ordering::Acquire, merge).ok();
+            left = later;
+            place.step(length)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where a copy has got to; the page is looked up once.
+struct Place {
+    address: u64,
+    page: Option<(Gfn, &'static Words)>,
+}
+
+impl Place {
+    const fn at(address: GuestAddress) -> Self {
+        Self { address: address.0, page: None }
+    }
+
+    /// The word at this place, and the first byte of it.
+    fn word(&mut self, guest: &Guest) -> Result<(&'static AtomicU64, usize), GuestFault> {
+        let gfn = Gfn::new(self.address / 4096);
+        let words = match self.page {
+            Some((known, words)) if known == gfn => words,
+            Some(_) | None => {
+                let mapping = guest.lookup(gfn).ok_or(GuestFault)?;
+                memory::words(mapping.mfn).ok_or(GuestFault)?
+            }
+        };
+        self.page = Some((gfn, words));
+        let byte = (self.address % 4096) as usize;
+        Ok((words.get(byte / WORD).ok_or(GuestFault)?, byte % WORD))
+    }
+
+    fn step(&mut self, bytes: usize) -> Result<(), GuestFault> {
+        self.address = self.address.checked_add(bytes as u64).ok_or(GuestFault)?;
+        Ok(())
+    }
+}

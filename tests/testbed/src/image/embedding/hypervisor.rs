@@ -1,0 +1,212 @@
+//! The hypervisor: its domains, its remapping units, and what waits in quarantine.
+
+use core::convert::Infallible;
+use core::hint::spin_loop;
+use core::time::Duration;
+
+use arrayvec::ArrayVec;
+use flush::{Batch, CpuSet, DomainId, Flush, Gfn, Hardware, Held, Iotlb, Mfn, Released, Tlb};
+use gnttab::{BATCH, Domain, Pin, give_out};
+use iommu_vtd::{DmaFlush, Guarded, Members};
+use p2m::{Cpus, Invalidate, PageKind, TlbFlush};
+use testbed::failure::{Context, Failure};
+use testbed::{ensure, fail};
+
+use super::iommu::UnitLock;
+use super::page_info::PageInfo;
+use super::{Caller, Guest, Iommu, Lock, Memory, Watcher};
+use crate::mmio::Registers;
+use crate::{clock, memory};
+
+/// Domains this image has room for.
+const GUESTS: usize = 3;
+/// Failed batches that can be kept.
+const FAILED: usize = 4;
+/// The processor that runs everything here.
+pub(crate) const BOOT_CPU: usize = 0;
+
+/// The processors, for a flush: there is only the one that flushes.
+pub(crate) struct BootCpu;
+
+impl Cpus for BootCpu {
+    type Deadline = Duration;
+
+    fn this_cpu(&self) -> usize {
+        BOOT_CPU
+    }
+
+    // Nobody else runs a guest. A hypervisor with more processors sends an interrupt here.
+    fn kick(&self, _: &CpuSet) {}
+
+    fn deadline(&self) -> Duration {
+        clock::now().saturating_add(Duration::from_millis(100))
+    }
+
+    fn has_passed(&self, deadline: &Duration) -> bool {
+        clock::now() > *deadline
+    }
+
+    fn relax(&self) {
+        spin_loop();
+    }
+}
+
+/// The boot processor's own invalidation.
+///
+/// It counts as running the guest but has never executed one, so its caches hold nothing
+/// of it. This is where INVEPT goes, or where a new ASID is asked for.
+pub(crate) struct NothingCached;
+
+impl Invalidate for NothingCached {
+    type Error = Infallible;
+
+    fn invalidate(&self) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
+/// Flushes a guest's devices.
+pub(crate) type GuestDma<'h> = DmaFlush<'h, Memory, Registers, UnitLock, Lock<Members>>;
+/// Flushes a guest's processors.
+pub(crate) type GuestTlb<'h> = TlbFlush<'h, BootCpu, NothingCached>;
+
+/// The hypervisor.
+pub(crate) struct Hypervisor {
+    /// The remapping units.
+    pub(crate) iommu: Iommu,
+    guests: ArrayVec<Guest, GUESTS>,
+    /// Batches whose flush failed, with every page they hold.
+    quarantine: Lock<ArrayVec<Held<Pin, BATCH>, FAILED>>,
+}
+
+impl Hypervisor {
+    /// No domain yet.
+    pub(crate) const fn new(iommu: Iommu) -> Self {
+        Self { iommu, guests: ArrayVec::new_const(), quarantine: Lock::new(ArrayVec::new_const()) }
+    }
+
+    /// Add a domain. All are added before the first hypercall.
+    ///
+    /// # Errors
+    /// If there is no room for another.
+    pub(crate) fn add(&mut self, guest: Guest) -> Result<(), Failure> {
+        self.guests.try_push(guest).map_err(|_| Failure::new(format_args!("too many domains")))
+    }
+
+    /// The domain with this number.
+    pub(crate) fn guest(&self, id: DomainId) -> Option<&Guest> {
+        self.guests.iter().find(|guest| guest.id() == id)
+    }
+
+    /// Flushes the processors of `guest`.
+    pub(crate) fn tlb<'h>(&self, guest: &'h Guest) -> GuestTlb<'h> {
+        TlbFlush { guest: &guest.cpus, machine: &BootCpu, local: &NothingCached }
+    }
+
+    /// Flushes the devices of `guest`.
+    pub(crate) fn iotlb<'h>(&'h self, guest: &'h Guest) -> GuestDma<'h> {
+        DmaFlush::new(self.iommu.units(), &guest.dma)
+    }
+
+    /// Give `guest` 2^`order` frames of memory at `gfn`, where nothing was.
+    ///
+    /// # Errors
+    /// If memory is short, the number is taken, or a flush fails.
+    pub(crate) fn populate(&self, guest: &Guest, gfn: Gfn, order: u8) -> Result<Mfn, Failure> {
+        let first = memory::allocate_block(order)?;
+        for frame in (first.get()..).take(1 << order) {
+            let info = PageInfo::of(Mfn::new(frame)).context("books of a frame")?;
+            info.take(false).context("a first reference")?;
+        }
+        let mut batch: Batch<Mfn, 1> = Batch::new(guest.id());
+        let mapped = batch.edit_many(|skipped, _| {
+            let was = guest.map(gfn, order, first, PageKind::RamReadWrite, skipped);
+            was.is_ok_and(|was| was.is_none())
+        });
+        ensure!(mapped, "no room for memory at {gfn:?}");
+        // A unit in caching mode may have cached that there was nothing.
+        self.flush(guest, &mut batch)?;
+        Ok(first)
+    }
+
+    /// Take the single frame of memory at `gfn` from `guest` and free it.
+    ///
+    /// `before_flush` runs when no table shows the page and every cache still may.
+    ///
+    /// # Errors
+    /// If it is not memory, a flush fails, `before_flush` does, or somebody else still
+    /// counts the page: then it is not freed.
+    pub(crate) fn depopulate(
+        &self,
+        guest: &Guest,
+        gfn: Gfn,
+        before_flush: impl FnOnce(Mfn) -> Result<(), Failure>,
+    ) -> Result<Mfn, Failure> {
+        let mfn = guest.lookup(gfn).context("a page to take away")?.mfn;
+        let expected = p2m::Expected { mfn, kind: PageKind::RamReadWrite };
+        let mut batch: Batch<Mfn, 1> = Batch::new(guest.id());
+        let held =
+            batch.hold(|skipped| guest.clear(gfn, expected, skipped).map(|cleared| (mfn, cleared)));
+        held.context("a page to take away")?;
+        before_flush(mfn)?;
+        let page = self.flush(guest, &mut batch)?.context("the page of a flushed batch")?;
+        free(&page)?;
+        Ok(mfn)
+    }
+
+    /// Flush what an edit of the hypervisor's own recorded; its page comes out.
+    fn flush(
+        &self,
+        guest: &Guest,
+        batch: &mut Batch<Mfn, 1>,
+    ) -> Result<Option<Released<Mfn>>, Failure> {
+        let (tlb, iotlb) = (self.tlb(guest), self.iotlb(guest));
+        let mut flushed = match batch.flush(&Hardware { tlb: &tlb, iotlb: &iotlb }) {
+            Ok(flushed) => flushed,
+            Err(failed) => fail!("flush: {:?}", failed.error),
+        };
+        while let Some(table) = flushed.next_table() {
+            Memory::free_table(table.recycle());
+        }
+        Ok(flushed.next_page())
+    }
+
+    /// Keep a batch whose flush failed.
+    pub(crate) fn keep(&self, held: Held<Pin, BATCH>) {
+        // If there is no room the batch is dropped: its pages are lost, and counted by
+        // `flush::leaked_pages`, but nobody gets them.
+        self.quarantine.with(|failed| failed.try_push(held).ok());
+    }
+
+    /// How many pages are in quarantine.
+    pub(crate) fn quarantined(&self) -> usize {
+        self.quarantine.with(|failed| failed.iter().map(Held::len).sum())
+    }
+
+    /// Flush again what is in quarantine for the domain of `caller`, and give out what
+    /// then is free. Returns how many batches are still there.
+    pub(crate) fn retry<T: Flush<Tlb>, I: Flush<Iotlb>, W: Watcher>(
+        &self,
+        caller: &Caller<'_, T, I, W>,
+    ) -> usize {
+        let failed = self.quarantine.with(core::mem::take);
+        for mut held in failed {
+            if held.domain() == caller.id()
+                && let Ok(flushed) = held.retry(&caller.hardware())
+            {
+                give_out(caller, flushed);
+                continue;
+            }
+            self.keep(held);
+        }
+        self.quarantine.with(|failed| failed.len())
+    }
+}
+
+/// Drop the owner's reference on a page, which must be the last one.
+fn free(page: &Released<Mfn>) -> Result<(), Failure> {
+    let frame = *page.get();
+    let last = PageInfo::of(frame).is_some_and(|info| info.drop_one(false));
+    ensure!(last, "{frame:?} is still counted by somebody else");
+    Ok(memory::release(frame)?)
+}

@@ -1,0 +1,23 @@
+//! The crates embedded: what the author of a hypervisor writes to use them.
+//!
+//! [`Caller`] joins grant tables, p2m and IOMMU for one hypercall. Everything it needs
+//! is here as well: memory for tables, storage for grants and handles, the books of
+//! pages, and [`Hypervisor`], which has the domains and the remapping units.
+
+mod caller;
+mod guest;
+mod guest_memory;
+mod hypervisor;
+mod iommu;
+mod lock;
+mod memory;
+mod page_info;
+mod storage;
+
+pub(crate) use caller::{Caller, Watcher};
+pub(crate) use guest::{Guest, Layout};
+pub(crate) use hypervisor::{BOOT_CPU, GuestDma, GuestTlb, Hypervisor, NothingCached};
+pub(crate) use iommu::{Iommu, VtdUnit};
+pub(crate) use lock::Lock;
+pub(crate) use memory::Memory;
+pub(crate) use page_info::PageInfo;

@@ -1,0 +1,62 @@
+//! The verdict, and the way out.
+//!
+//! QEMU ends with `value * 2 + 1` when `value` is written to `isa-debug-exit`; under an
+//! emulator without that device the machine stops and the serial line has the verdict.
+
+use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use spin::Once;
+
+use crate::arch;
+use crate::port::Port;
+use crate::say;
+
+/// Exit status 33.
+const PASS: u8 = 0x10;
+/// Exit status 35.
+const FAIL: u8 = 0x11;
+
+/// The case that is running.
+static NAME: Once<&'static str> = Once::new();
+/// Set by the first verdict, so that a failure to report one cannot loop.
+static DECIDED: AtomicBool = AtomicBool::new(false);
+
+/// Put this case's name into the verdict. The first call counts.
+pub(crate) fn name(case: &'static str) {
+    NAME.call_once(|| case);
+}
+
+/// Report a pass and leave.
+pub(crate) fn passed() -> ! {
+    if decide() {
+        say!("@ case={} verdict=pass", case());
+        say!("PASS {}", case());
+    }
+    leave(PASS)
+}
+
+/// Report a failure and leave. Traps and panics end here as well.
+pub(crate) fn failed(why: fmt::Arguments<'_>) -> ! {
+    if decide() {
+        say!("@ case={} verdict=fail", case());
+        say!("FAIL {}: {why}", case());
+    } else {
+        say!("FAIL {}: a second failure while reporting the verdict", case());
+    }
+    leave(FAIL)
+}
+
+fn case() -> &'static str {
+    NAME.get().copied().unwrap_or("start")
+}
+
+/// Whether this is the first verdict.
+fn decide() -> bool {
+    !DECIDED.swap(true, Ordering::Relaxed)
+}
+
+fn leave(status: u8) -> ! {
+    Port::DEBUG_EXIT.write8(status);
+    arch::stop()
+}
