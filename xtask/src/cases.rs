@@ -1,0 +1,155 @@
+//! Every case that boots in QEMU: what it shows and the machine it needs
+//!
+//! A `Case` is one boot of the testbed. The testbed holds the code of each case;
+//! this table holds what must be known before it starts. The runner compares the
+//! two lists, so that a case cannot exist in one of them only.
+
+use std::time::Duration;
+
+/// How a boot is meant to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// The case reports success.
+    Pass,
+    /// The case reports failure: it shows that a failure is seen.
+    Fail,
+    /// The case does not end: it shows that the time limit holds.
+    Hang,
+}
+
+impl Expected {
+    /// The word by which the testbed's list of cases says the same.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Fail => "fail",
+            Self::Hang => "hang",
+        }
+    }
+}
+
+/// One boot of the testbed.
+#[derive(Debug)]
+pub(crate) struct Case {
+    /// Lower-case words joined by `-`; `case=NAME` on the command line.
+    pub(crate) name: &'static str,
+    /// One line for `--list`.
+    pub(crate) about: &'static str,
+    /// Further properties of `-device intel-iommu`, such as `caching-mode=on`.
+    pub(crate) iommu: &'static str,
+    /// Further words of the command line, as `key=value`.
+    pub(crate) words: &'static str,
+    /// How the boot is meant to end.
+    pub(crate) expected: Expected,
+    /// How long the boot may take.
+    pub(crate) limit: Duration,
+}
+
+impl Case {
+    const fn new(name: &'static str, about: &'static str) -> Self {
+        Self {
+            name,
+            about,
+            iommu: "",
+            words: "",
+            expected: Expected::Pass,
+            limit: Duration::from_secs(30),
+        }
+    }
+
+    const fn iommu(mut self, properties: &'static str) -> Self {
+        self.iommu = properties;
+        self
+    }
+
+    const fn words(mut self, words: &'static str) -> Self {
+        self.words = words;
+        self
+    }
+
+    const fn must_fail(mut self) -> Self {
+        self.expected = Expected::Fail;
+        self
+    }
+
+    const fn must_hang(mut self) -> Self {
+        self.expected = Expected::Hang;
+        self.limit = Duration::from_secs(3);
+        self
+    }
+}
+
+/// The cases, in the order in which they run.
+pub(crate) const CASES: &[Case] = &[
+    Case::new("boot", "the image starts; memory is managed, zeroed and handed out once"),
+    Case::new("memory-functions", "copy, move, fill and compare do what their names say"),
+    Case::new("trap-resumes", "an installed trap handler runs and every register survives it"),
+    Case::new("clock", "time passes, and a wait ends at its limit"),
+    Case::new("acpi", "the DMAR table is found and its checksum holds"),
+    Case::new("vtd-registers", "the VT-d unit's registers answer, inside their window only"),
+    Case::new("pci", "bus 0 is enumerated and both DMA devices are on it"),
+    Case::new("nvme-identify", "the NVMe controller writes 4 KiB by DMA, untranslated"),
+    Case::new("nvme-timestamp", "the NVMe controller reads and writes 8 bytes by DMA"),
+    Case::new("nvme-lost-queue", "a controller that cannot reach its queues ends in an error"),
+    Case::new("edu-dma", "the edu device reads and writes memory by DMA, untranslated"),
+    Case::new(
+        "demo-per-page",
+        "32 grants unmapped one by one: no device write reaches a freed page",
+    ),
+    Case::new(
+        "demo-batched",
+        "32 grants unmapped in one call: no device write reaches a freed page",
+    ),
+    Case::new("demo-no-flush", "32 grants unmapped without a flush: device writes do reach them"),
+    Case::new(
+        "stale-then-flushed",
+        "32 grants: device writes land, still land before the flush, and not after",
+    ),
+    Case::new("register-mode", "the same through the command registers, without a queue")
+        .words("iommu=registers"),
+    Case::new("caching-mode", "the same where the unit may cache absence: mapping flushes too")
+        .iommu("caching-mode=on"),
+    Case::new("unmap-and-replace", "the same with unmap_and_replace; a new address is refused"),
+    Case::new("shared-tables", "the same where devices walk the processors' tables"),
+    Case::new("large-leaf", "a page leaves a cached 2 MiB leaf: all of the leaf is flushed"),
+    Case::new("read-only-grant", "a device reads through a read-only grant and cannot write"),
+    Case::new("top-of-space", "grants at the last pages of the 48-bit space, to the last byte"),
+    Case::new("reattach", "a device goes to another domain and back, with nothing left over"),
+    Case::new("detach", "a detached device is blocked, and its neighbour is not"),
+    Case::new("two-devices-fault", "faults of two devices are seen, and a lost one is reported"),
+    Case::new("invalid-descriptor", "a bad descriptor: one submission is repeated, no other is"),
+    Case::new(
+        "failed-flush-holds",
+        "a flush that hangs gives up no page, a later one gives up all",
+    ),
+    Case::new("skipped-flush-is-stale", "a planted bug: no flush, so writes reach freed pages"),
+    Case::new("wrong-domain-is-stale", "a planted bug: another domain is flushed instead"),
+    Case::new("error-is-a-failure", "a case that returns an error fails").must_fail(),
+    Case::new("panic-is-a-failure", "a case that panics fails").must_fail(),
+    Case::new("trap-is-a-failure", "an unexpected trap fails the case").must_fail(),
+    Case::new("null-is-a-failure", "a read of the null page fails the case").must_fail(),
+    Case::new("overflow-is-a-failure", "a stack that runs over fails the case").must_fail(),
+    Case::new("hang-is-a-failure", "a case that does not end meets its time limit").must_hang(),
+];
+
+/// The names of all cases.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    CASES.iter().map(|case| case.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_has_a_name_of_its_own_and_one_line_about_it() {
+        for (position, case) in CASES.iter().enumerate() {
+            let letters = |letter: char| {
+                letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-'
+            };
+            assert!(case.name.chars().all(letters), "{}", case.name);
+            assert!(!names().take(position).any(|name| name == case.name), "{}", case.name);
+            assert!(!case.about.is_empty() && !case.about.contains('\n'), "{}", case.name);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The project's commands, run as `cargo xtask COMMAND`
+//!
+//! One module per command. What several of them share sits beside them: the
+//! checkout and its child processes, the tools that may have to be installed,
+//! the table of QEMU cases, and the rules the repository is held to.
+
+mod arrows;
+mod bench;
+mod cases;
+mod checkout;
+mod combining;
+mod demo;
+mod licences;
+mod lint;
+mod policies;
+mod progress;
+mod qemu;
+mod records;
+mod test;
+mod tidy;
+mod tools;
+mod walks;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// quiesce: grant-unmap batching for Rust type-1 hypervisors on x86.
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    after_help = "Start here:\n  \
+        cargo xtask demo          what batching saves, and what skipping a flush costs\n  \
+        cargo xtask test          every test, on the host and in QEMU\n  \
+        cargo xtask qemu --list   the cases that boot in QEMU\n\n\
+        QEMU and valgrind are installed when they are missing and this user may install\n\
+        packages; otherwise the command to run is printed."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Unmap N grants under three policies and print what each one cost
+    Demo(demo::Arguments),
+    /// Run every test: the workspace's own, then every case in QEMU
+    Test(test::Arguments),
+    /// Boot the testbed in QEMU behind an emulated VT-d, one case per boot
+    Qemu(qemu::Arguments),
+    /// Count the instructions an unmapped grant costs, or time whole-space unmaps
+    Bench(bench::Arguments),
+    /// Count what unmapping a whole space costs: walks, flushes, entries read
+    Walks(walks::Arguments),
+    /// Check format, lints, documentation, dependency arrows, licences and repository rules
+    Lint,
+    /// Everything a change must pass: `test`, then `lint`
+    Ci,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::Test(arguments) => test::run(&arguments),
+        Command::Qemu(arguments) => qemu::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Walks(arguments) => walks::run(&arguments),
+        Command::Lint => lint::run(),
+        Command::Ci => {
+            test::run(&test::Arguments { repeat: 1 })?;
+            lint::run()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn arguments_out_of_range_are_refused_with_the_range() {
+        let message = |words: &[&str]| match Cli::try_parse_from(words) {
+            Ok(_) => String::new(),
+            Err(error) => error.to_string(),
+        };
+        assert!(message(&["xtask", "demo", "--grants", "0"]).contains("1..=10000"));
+        assert!(message(&["xtask", "demo", "--grants", "10001"]).contains("1..=10000"));
+        assert!(message(&["xtask", "test", "--repeat", "0"]).contains("1.."));
+        assert!(message(&["xtask", "qemu", "nvme-identfy"]).contains("nvme-identify"));
+        assert_eq!(message(&["xtask", "demo", "--grants", "10000"]), "");
+    }
+}
