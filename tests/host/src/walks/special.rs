@@ -15,17 +15,23 @@ pub enum Special {
     Unmaps36,
     /// Teardown of an empty 52-bit space with 16 KiB pages: walks.
     Destroy16K,
+    /// One canonical page changes under a shadow table: nested leaves that go.
+    NestedPrecise,
 }
+
+/// Pages that the nested guest sees in [`Special::NestedPrecise`].
+const NESTED_PAGES: u64 = 4096;
 
 impl Special {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Unmaps36, Self::Destroy16K];
+    pub const ALL: [Self; 3] = [Self::Unmaps36, Self::Destroy16K, Self::NestedPrecise];
 
     /// The name in results.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unmaps36 => "36-unmaps",
             Self::Destroy16K => "destroy-16k-52",
+            Self::NestedPrecise => "nested-precise",
         }
     }
 
@@ -34,14 +40,16 @@ impl Special {
         match self {
             Self::Unmaps36 => "flushes",
             Self::Destroy16K => "walks",
+            Self::NestedPrecise => "nested-leaves",
         }
     }
 
-    /// What was published, before and after.
+    /// What it has to come to, before and after.
     pub fn expected(self) -> (u64, u64) {
         match self {
             Self::Unmaps36 => (36 << 18, 2),
             Self::Destroy16K => (1 << 27, 32),
+            Self::NestedPrecise => (NESTED_PAGES, 1),
         }
     }
 
@@ -65,6 +73,10 @@ impl Special {
         match self {
             Self::Unmaps36 => unmaps(pace),
             Self::Destroy16K => destroy(pace),
+            Self::NestedPrecise => {
+                let (before, after) = crate::nested::precise(NESTED_PAGES);
+                Ok(if pace == Pace::EveryChunk { before } else { after })
+            }
         }
     }
 }
