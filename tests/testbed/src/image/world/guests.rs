@@ -26,9 +26,9 @@ const GRANTED: u64 = 0x1000;
 const MAPPED: Gfn = Gfn::new(0x10_0000);
 /// Where the backend keeps its map requests, whose answers hold the handles.
 ///
-/// Its last eight bits, and those of [`UNMAPS`], are no mapping's among the first 64:
-/// QEMU 7.2 compares no more of a frame number, so that in caching mode a page that
-/// appears here would be flushed together with a mapping, and hide a flush left out.
+/// Its last eight bits, and those of [`UNMAPS`], are no mapping's among the first 64: a
+/// unit may forget more than it was told to, and a flush for a page here must not hide
+/// that one for a mapping was left out.
 const MAPS: Gfn = Gfn::new(0x140);
 /// Where it writes its unmap requests.
 const UNMAPS: Gfn = Gfn::new(0x290);
