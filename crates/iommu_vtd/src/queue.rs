@@ -169,14 +169,14 @@ impl Queue {
         Self { running: false, tail: 0, head: 0, last_data: 0, slots: [Slot::Free; SLOTS] }
     }
 
-    /// Starts from an empty ring; the registers have been set to match, after the status
-    /// register showed the queue as off (11.4.4.2).
+    /// Goes back to an empty ring, after the status register showed the queue as off
+    /// (11.4.4.2). It takes submissions again once it [runs](Self::run).
     ///
     /// Submissions of an earlier life fail. Their status words are free again: hardware
     /// that has turned its queue off carries no wait out any more. One that did would
     /// write data that no submission of this life waits for, which costs that one its
     /// deadline and makes none succeed.
-    pub(crate) fn start<P: Platform, R: Mmio>(&mut self, port: &Port<'_, P, R>) {
+    pub(crate) fn reset<P: Platform, R: Mmio>(&mut self, port: &Port<'_, P, R>) {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             match *slot {
                 Slot::InFlight { data, .. } | Slot::Lost { data } => {
@@ -187,8 +187,13 @@ impl Queue {
                 Slot::Free | Slot::Over { .. } => {}
             }
         }
-        self.running = true;
+        self.running = false;
         (self.tail, self.head) = (0, 0);
+    }
+
+    /// Takes submissions: hardware has the queue on, at the start of the ring.
+    pub(crate) fn run(&mut self) {
+        self.running = true;
     }
 
     /// Takes no more submissions.

@@ -106,7 +106,15 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Submitter<'_, P, R, L> {
     }
 
     /// Submits what is collected, waiting for room if there is none.
+    ///
+    /// Once hardware was too late for a piece the request has failed: the others would only
+    /// wait for the same.
     fn send(&mut self, memory: &QueueMemory) {
+        if self.started.error == Some(CommandError::Deadline) {
+            self.buffer.clear();
+            self.counted = Counters::NONE;
+            return;
+        }
         let unit = self.unit;
         if self.started.tickets.is_full()
             && let Some(oldest) = self.started.tickets.pop_at(0)

@@ -233,13 +233,18 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
     /// Turns the queue on, if there is one. It is off.
     fn start_queue(&self) -> Result<(), BringUpError> {
         let Some(memory) = &self.queue else { return Ok(()) };
-        self.locked(|state| state.queue.start(&self.port(memory)));
+        self.locked(|state| state.queue.reset(&self.port(memory)));
         self.write_checked(IQT, 0)?;
         let address = memory.ring.get() << 12 | u64::from(memory.order);
         self.registers.write64(IQA, address);
         self.set_global(global::QUEUE, true)?;
         // Checked only now: QEMU shows the address once the queue is on, not before.
-        if self.registers.read64(IQA) == address { Ok(()) } else { Err(BringUpError::Stuck) }
+        if self.registers.read64(IQA) != address {
+            return Err(BringUpError::Stuck);
+        }
+        // Not before: another CPU's submission would move the tail between these steps.
+        self.locked(|state| state.queue.run());
+        Ok(())
     }
 
     /// Invalidates both caches of the unit.

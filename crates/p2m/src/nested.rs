@@ -155,7 +155,7 @@ impl<'s, F: Format, M: TableMemory, K: Walkers> Nested<'s, F, M, K> {
     /// Wraps the map of a guest that may have nested guests from now on.
     ///
     /// There are as many shadows as `shadows`, and as many of their leaves are found
-    /// again one by one as there are `entries`. `seed` is random and not known to the
+    /// again one by one as there are `entries`. `seed` is random, another one each time, and not known to the
     /// guest.
     pub fn new(
         p2m: P2m<F, M, K>,

@@ -92,12 +92,11 @@ impl<F: Format, M: TableMemory, K: Walkers> P2m<F, M, K> {
         self.root
     }
 
-    /// The tables, for reading.
-    ///
-    /// Edits of `stage2` know nothing of page kinds, so they are not for these tables.
+    /// The tables: for this crate's eyes, since an edit past the p2m would make a proof
+    /// that knows nothing of page kinds, of its lock, or of shadows.
     #[must_use]
     #[inline]
-    pub fn tables(&self) -> Tables<'_, F, M> {
+    pub(crate) fn tables(&self) -> Tables<'_, F, M> {
         Tables { format: &self.format, memory: &self.memory, root: self.root }
     }
 

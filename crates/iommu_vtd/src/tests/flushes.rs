@@ -9,7 +9,8 @@ use super::fake::{
 };
 use super::{TestDomain, TestUnit, caching, domain, plain, unit_up};
 use crate::{
-    CommandError, Counters, DetachError, Device, DmaFlush, DmaFlushError, SourceId, UnitConfig,
+    Command, CommandError, Counters, DetachError, Device, DmaFlush, DmaFlushError, Platform,
+    SourceId, Tag, UnitConfig,
 };
 use flush::plan::{Planner, Policy, Statistics};
 use flush::{Change, Cover, Depth, DomainId, Flush, Gfn, Iotlb, Run};
@@ -459,4 +460,22 @@ fn an_address_that_does_not_read_back_is_not_relied_on() {
     fake.expect(&["register iotlb tag 1 wr"]);
     let counters = units[0].counters();
     assert_eq!((counters.pages_flushed, counters.wide_commands), (0, 2), "one at bring-up");
+}
+
+/// Symptom: a flush of many pieces on a dead queue waited a deadline for each. Cause: it
+/// went on after the first was late. Cure: what follows a late piece is not sent.
+#[test]
+fn a_dead_queue_costs_a_few_deadlines_however_many_pieces_there_are() {
+    let fake = Fake::new(CAP, ECAP);
+    let unit = unit_up(&fake, WITH_QUEUE);
+    fake.set(|hardware| hardware.mood = Mood::Deaf);
+    let begun = unit.platform.now_us();
+    let mut submitter = unit.open();
+    for _ in 0..1024 {
+        submitter.push(Command::IotlbDomain { tag: Tag::new(1) });
+        submitter.submit();
+    }
+    assert_eq!(unit.finish(submitter.close()), Err(CommandError::Deadline));
+    let spent = unit.platform.now_us() - begun;
+    assert!(spent < 10 * WITH_QUEUE.timeout_us, "{spent} us");
 }

@@ -384,13 +384,29 @@ fn a_completion_error_aborts_nothing_and_is_cleared() {
     fake.set(|hardware| assert_eq!(hardware.fsts, 0));
 }
 
+/// Symptom: a flush of another CPU during a restart left the queue off. Cause: it was let
+/// in before hardware had the queue on, and moved the tail. Cure: it is refused until then.
+#[test]
+fn a_queue_takes_nothing_between_its_reset_and_its_start() {
+    let mut queue = Queue::new();
+    let fake = Fake::new(CAP, ECAP);
+    let unit = unit_up(&fake, WITH_QUEUE);
+    let port = unit.port(&QUEUE);
+    queue.reset(&port);
+    assert!(matches!(queue.submit(&port, &[]), Err(Refused::Stopped)));
+    fake.set(|hardware| hardware.head = 0);
+    queue.run();
+    let _ticket = queue.submit(&port, &[]).unwrap();
+}
+
 #[test]
 fn status_data_never_repeats_zero_or_the_nudge() {
     let mut queue = Queue::new();
     let fake = Fake::new(CAP, ECAP);
     let unit = unit_up(&fake, WITH_QUEUE);
     let port = unit.port(&QUEUE);
-    queue.start(&port);
+    queue.reset(&port);
+    queue.run();
     fake.set(|hardware| {
         hardware.mood = Mood::Fetches;
         hardware.head = 0;

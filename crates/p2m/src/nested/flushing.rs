@@ -55,6 +55,8 @@ pub struct EmulatedFlush(Scope);
 #[must_use = "hold it in the batch: without it the shadows stay shut"]
 pub struct Wiped {
     guest: Mfn,
+    /// Tells one [`Nested`] over a p2m from the next.
+    seed: u64,
     epoch: u64,
 }
 
@@ -168,8 +170,8 @@ impl<F: Format, M: TableMemory, K: Walkers> Nested<'_, F, M, K> {
 
     /// Opens every shadow whose walk had ended when `wiped` was made, and says how many.
     pub fn open(&mut self, wiped: Released<Wiped>) -> usize {
-        let Wiped { guest, epoch } = *wiped.get();
-        if guest != self.p2m.root() {
+        let Wiped { guest, seed, epoch } = *wiped.get();
+        if guest != self.p2m.root() || seed != self.reverse.seed() {
             return 0;
         }
         let mut opened = 0;
@@ -189,7 +191,8 @@ impl<F: Format, M: TableMemory, K: Walkers> Nested<'_, F, M, K> {
         let cpus = skipped.absent::<Tlb>();
         // Devices walk no shadow.
         let devices = skipped.absent::<Iotlb>();
-        (Wiped { guest: self.p2m.root(), epoch: self.epoch }, cpus.with(&devices))
+        let (guest, seed) = (self.p2m.root(), self.reverse.seed());
+        (Wiped { guest, seed, epoch: self.epoch }, cpus.with(&devices))
     }
 
     /// The slot of a shadow in use, unless it is another guest's.

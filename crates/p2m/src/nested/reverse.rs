@@ -118,6 +118,11 @@ impl<'s> Reverse<'s> {
         Self { entries, free, of_order: [0; ORDERS], orders: 0, seed }
     }
 
+    /// The seed it was made with.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
     /// Adds a record, or says that there is no room for it.
     #[must_use]
     pub(crate) fn insert(&mut self, shown: Shown) -> bool {

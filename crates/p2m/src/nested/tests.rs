@@ -769,3 +769,31 @@ fn closing_returns_every_table_once_in_any_steps() {
         });
     }
 }
+
+/// Symptom: a fresh shadow opened without a flush. Cause: a proof of the guest's earlier
+/// shadows counted from the same start. Cure: the seed tells them apart.
+#[test]
+fn a_proof_of_earlier_shadows_opens_none_of_the_later_ones() {
+    let heap = Heap::new(400);
+    let mut storage = [Shadow::VACANT];
+    let mut entries = vec![ReverseEntry::EMPTY; 4];
+    let p2m = P2m::<_, _, Tlb>::new(EPT, &heap).expect("a root");
+    let mut nested = Nested::new(p2m, &mut storage, &mut entries, 1);
+    let mut old: Batch<Wiped, 1> = Batch::new(DOMAIN);
+    let shadow = nested.pick(ONE).expect("vacant");
+    let held =
+        old.hold(|skipped| nested.prepare(&shadow, &mut unlimited(), Emptied::Keep, skipped));
+    assert_eq!(held, Ok(()));
+    let hardware = Hardware { tlb: &Cpus { fail: false }, iotlb: &NoIommu };
+    let mut flushed = old.flush(&hardware).expect("works");
+    nested.leave(shadow);
+    let (closed, _) = owed_by(|skipped| nested.close(&mut unlimited(), skipped));
+    assert_eq!(closed, Ok(()));
+    let p2m = nested.into_p2m().ok().expect("closed");
+    let mut again = [Shadow::VACANT];
+    let mut more = vec![ReverseEntry::EMPTY; 4];
+    let mut nested = Nested::new(p2m, &mut again, &mut more, 2);
+    let shadow = nested.pick(ONE).expect("vacant");
+    nested.open(flushed.next_page().expect("held"));
+    assert_eq!(nested.root(&shadow), None, "opened by a flush from before it was there");
+}
