@@ -17,6 +17,8 @@
 //!   [`Gone`] for a page of this guest, so no page is held by a batch while
 //!   a shadow still shows it. A shadow that may show it without a record is unmapped
 //!   whole.
+//! - An edit whose budget ends goes on with the next call. Until then no fill shows what
+//!   it has unmapped ([`FillError::Barred`]), so no guest can hold it off by faulting.
 //! - [`begin_flush`](Nested::begin_flush) and [`flush_step`](Nested::flush_step) carry
 //!   out what the guest asks for with INVEPT: they unmap shadows whole, and end in one
 //!   flush of everything the guest's CPUs hold, also if nothing was mapped.
@@ -67,9 +69,7 @@
 use core::fmt;
 
 use flush::{Gfn, Gone, Mfn, Run, Skipped, Tlb};
-use stage2::{
-    Access, Budget, Emptied, Format, Rest, Sink, Stop, Stopped, TableMemory, Tables, Tally,
-};
+use stage2::{Budget, Format, Stop, TableMemory, Tables};
 
 use crate::{
     error::{ClearError, SetError},
@@ -77,15 +77,19 @@ use crate::{
     record::Walkers,
     table::{Displaced, Expected, P2m},
 };
+use bars::Bars;
 use edit::ShadowEdit;
-use reverse::{Reverse, Search};
+use reverse::Reverse;
 
+mod bars;
 mod close;
 mod edit;
 mod fill;
 mod flushing;
+mod ranges;
 mod reverse;
 mod shadow;
+mod unmap;
 
 pub use close::CloseError;
 pub use fill::{FillError, Walked};
@@ -107,6 +111,8 @@ pub struct Nested<'s, F, M, K = Tlb> {
     clock: u64,
     /// Whether there ever was a shadow.
     shadowed: bool,
+    /// What edits under way keep out of the shadows.
+    bars: Bars,
     counts: NestedCounts,
 }
 
@@ -128,13 +134,17 @@ pub struct NestedCounts {
     pub recycled: u64,
     /// Table entries read by all of these unmaps.
     pub reads: u64,
+    /// Places of the reverse map looked at in search of what shows a changed frame.
+    pub searched: u64,
 }
 
 /// Why an edit of the canonical map was refused. It changed nothing canonical.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused<E> {
     /// What shows the frames could not be unmapped now. Shadows unmapped so far stay so,
-    /// and nested guests fault on them; the edit may be tried again.
+    /// and nested guests fault on them. After [`Stop::Budget`] no fill shows the frames
+    /// until the edit was tried again and passed, or was
+    /// [given up](Nested::give_up).
     Shadows(Stop),
     /// The canonical map refused.
     Canonical(E),
@@ -166,7 +176,8 @@ impl<'s, F: Format, M: TableMemory, K: Walkers> Nested<'s, F, M, K> {
         shadows.fill_with(|| Shadow::VACANT);
         let counts = NestedCounts::default();
         let reverse = Reverse::new(entries, seed);
-        Self { p2m, shadows, reverse, epoch: 0, clock: 0, shadowed: false, counts }
+        let bars = Bars::default();
+        Self { p2m, shadows, reverse, epoch: 0, clock: 0, shadowed: false, bars, counts }
     }
 
     /// The canonical map, for reading.
@@ -189,6 +200,8 @@ impl<'s, F: Format, M: TableMemory, K: Walkers> Nested<'s, F, M, K> {
 
     /// As [`P2m::set`]; what showed the frames is unmapped first.
     ///
+    /// Each leaf in shadow tables costs one of the budget, and so do each 512 frames.
+    ///
     /// # Errors
     ///
     /// See [`Refused`].
@@ -201,7 +214,20 @@ impl<'s, F: Format, M: TableMemory, K: Walkers> Nested<'s, F, M, K> {
         budget: &mut Budget,
         skipped: &mut Skipped<'id>,
     ) -> Result<Option<Displaced<'id, K>>, Refused<SetError>> {
-        self.unmap_shadows(Run::block(gfn, order), budget, skipped)?;
+        let run = Run::block(gfn, order);
+        if self.shadowed {
+            // What can never pass is not worth a search of that many frames.
+            let format = self.p2m.tables().format;
+            let geometry = format.geometry();
+            if order > geometry.order(format.largest_leaf()) {
+                return Err(Refused::Canonical(SetError::Order(order)));
+            }
+            if !geometry.space().covers(run) {
+                return Err(Refused::Canonical(SetError::OutOfRange));
+            }
+        }
+        self.unmap_shadows(run, budget, skipped)?;
+        self.bars.lift(run);
         let shown = |p2m: &P2m<F, M, K>| p2m.get(gfn).map(|was| (was.mfn, was.kind, was.access));
         let was = shown(&self.p2m);
         let displaced = self.p2m.set(gfn, order, mfn, kind, skipped).map_err(Refused::Canonical)?;
@@ -230,47 +256,19 @@ impl<'s, F: Format, M: TableMemory, K: Walkers> Nested<'s, F, M, K> {
         skipped: &mut Skipped<'id>,
     ) -> Result<Gone<'id, K>, Refused<ClearError>> {
         self.unmap_shadows(Run::single(gfn), budget, skipped)?;
+        self.bars.lift(Run::single(gfn));
         let gone = self.p2m.clear(gfn, expected, skipped).map_err(Refused::Canonical)?;
         self.note(skipped);
         Ok(gone)
     }
 
-    /// As [`P2m::restrict`]; what showed the frames is unmapped first, and comes back
-    /// with the new rights.
+    /// Ends an edit that was refused with [`Stop::Budget`] and will not be tried again:
+    /// from now on nested guests may reach the frames of `run` anew.
     ///
-    /// # Errors
-    ///
-    /// See [`Refused`]; after [`Refused::Canonical`] the rights before the rest are
-    /// changed.
-    pub fn restrict(
-        &mut self,
-        rest: Rest,
-        allowed: Access,
-        budget: &mut Budget,
-        skipped: &mut Skipped<'_>,
-    ) -> Result<Tally, Refused<Stopped>> {
-        self.unmap_shadows(rest.run(), budget, skipped)?;
-        let ended = self.p2m.restrict(rest, allowed, budget, skipped);
-        self.note_range(ended, skipped)
-    }
-
-    /// As [`P2m::clear_range`]; what showed the frames is unmapped first.
-    ///
-    /// # Errors
-    ///
-    /// See [`Refused`]; after [`Refused::Canonical`] what lies before the rest is
-    /// cleared.
-    pub fn clear_range<'id>(
-        &mut self,
-        rest: Rest,
-        budget: &mut Budget,
-        emptied: Emptied,
-        skipped: &mut Skipped<'id>,
-        sink: impl Sink<'id, K>,
-    ) -> Result<Tally, Refused<Stopped>> {
-        self.unmap_shadows(rest.run(), budget, skipped)?;
-        let ended = self.p2m.clear_range(rest, budget, emptied, skipped, sink);
-        self.note_range(ended, skipped)
+    /// It harms no other edit than by making it search again, and goes without saying
+    /// where the edit was refused by the canonical map, or passed.
+    pub fn give_up(&mut self, run: Run) {
+        self.bars.lift(run);
     }
 
     /// Canonical frames were changed: CPUs may hold translations of nested frames that
@@ -279,128 +277,6 @@ impl<'s, F: Format, M: TableMemory, K: Walkers> Nested<'s, F, M, K> {
         if self.shadowed {
             skipped.everything::<Tlb>();
         }
-    }
-
-    fn note_range(
-        &self,
-        ended: Result<Tally, Stopped>,
-        skipped: &mut Skipped<'_>,
-    ) -> Result<Tally, Refused<Stopped>> {
-        let tally = ended.as_ref().map_or_else(|stopped| stopped.tally, |tally| *tally);
-        if tally.leaves > 0 {
-            self.note(skipped);
-        }
-        ended.map_err(Refused::Canonical)
-    }
-
-    /// Unmaps every shadow leaf that shows a frame of `run`, and nothing else but
-    /// shadows that may do so without a record.
-    #[inline]
-    fn unmap_shadows<E>(
-        &mut self,
-        run: Run,
-        budget: &mut Budget,
-        skipped: &mut Skipped<'_>,
-    ) -> Result<(), Refused<E>> {
-        if !self.shadowed {
-            return Ok(());
-        }
-        self.unmap_showing(run, budget, skipped).map_err(Refused::Shadows)
-    }
-
-    fn unmap_showing(
-        &mut self,
-        run: Run,
-        budget: &mut Budget,
-        skipped: &mut Skipped<'_>,
-    ) -> Result<(), Stop> {
-        for slot in 0..self.shadows.len() {
-            let shadow = &mut self.shadows[slot];
-            if !shadow.unknown.is_some_and(|unknown| overlap(unknown, run)) {
-                continue;
-            }
-            if shadow.rest.is_none() {
-                shadow.rest = Some(Rest::new(self.p2m.tables().format.geometry().space()));
-                self.counts.unknown = self.counts.unknown.saturating_add(1);
-            }
-            // With tables kept the walk needs no room on record.
-            self.walk(slot, budget, Emptied::Keep, skipped)?;
-        }
-        let mut search = Search::new(run);
-        while let Some(shown) = self.reverse.next(&mut search) {
-            let leaf = Rest::new(shown.nested_run());
-            let tally = self.clear_in(shown.shadow, leaf, budget, Emptied::Keep, skipped);
-            let tally = tally.map_err(|stopped| stopped.stop)?;
-            self.counts.precise = self.counts.precise.saturating_add(tally.leaves);
-            // There was no leaf: the record was one too many.
-            if self.reverse.remove(shown.shadow, shown.order, shown.nested)
-                && let Some(shadow) = self.shadows.get_mut(shown.shadow)
-            {
-                shadow.recorded = shadow.recorded.saturating_sub(1);
-            }
-        }
-        Ok(())
-    }
-
-    /// Goes on with the pending walk of a shadow, to its end if the budget lasts.
-    fn walk(
-        &mut self,
-        slot: usize,
-        budget: &mut Budget,
-        emptied: Emptied,
-        skipped: &mut Skipped<'_>,
-    ) -> Result<(), Stop> {
-        let Some(rest) = self.shadows.get(slot).and_then(|shadow| shadow.rest) else {
-            return Ok(());
-        };
-        let ended = self.clear_in(slot, rest, budget, emptied, skipped);
-        let tally = ended.as_ref().map_or_else(|stopped| stopped.tally, |tally| *tally);
-        self.counts.swept = self.counts.swept.saturating_add(tally.leaves);
-        let shadow = &mut self.shadows[slot];
-        match ended {
-            Ok(_) => self.walked(slot),
-            Err(stopped) => {
-                shadow.rest = Some(stopped.rest);
-                return Err(stopped.stop);
-            }
-        }
-        Ok(())
-    }
-
-    /// The walk of a shadow has ended: nothing is left in it, known or unknown.
-    fn walked(&mut self, slot: usize) {
-        let shadow = &mut self.shadows[slot];
-        shadow.rest = None;
-        shadow.unknown = None;
-        if shadow.recorded > 0 {
-            shadow.recorded = 0;
-            self.reverse.forget(slot);
-        }
-        if shadow.unflushed.is_some() {
-            self.epoch = self.epoch.saturating_add(1);
-            shadow.unflushed = Some(shadow::Unflushed::Walked(self.epoch));
-        }
-    }
-
-    /// Clears nested frames in one shadow; the records of the leaves go with them.
-    fn clear_in(
-        &mut self,
-        slot: usize,
-        rest: Rest,
-        budget: &mut Budget,
-        emptied: Emptied,
-        skipped: &mut Skipped<'_>,
-    ) -> Result<Tally, Stopped> {
-        let Some((tables, mut edit)) =
-            edit(&self.p2m, &mut *self.shadows, &mut self.reverse, slot, skipped)
-        else {
-            let (reads, leaves, tables) = (0, 0, 0);
-            return Ok(Tally { reads, leaves, tables, reached: rest.run().last() });
-        };
-        let ended = stage2::clear(tables, rest, budget, emptied, &mut edit);
-        let tally = ended.as_ref().map_or_else(|stopped| stopped.tally, |tally| *tally);
-        self.counts.reads = self.counts.reads.saturating_add(tally.reads);
-        ended
     }
 }
 
@@ -416,11 +292,6 @@ fn edit<'e, 's, 'id, F: Format, M: TableMemory, K: Walkers>(
     let tables = Tables { root: shadow.root?, ..p2m.tables() };
     let recorded = &mut shadow.recorded;
     Some((tables, ShadowEdit { skipped, reverse, shadow: slot, recorded }))
-}
-
-/// Whether two runs have a frame in common.
-fn overlap(one: Run, other: Run) -> bool {
-    one.first() <= other.last() && other.first() <= one.last()
 }
 
 #[cfg(test)]

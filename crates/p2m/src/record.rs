@@ -67,4 +67,8 @@ impl<'id, K: Walkers, S: Sink<'id, K>> Record for Edit<'_, 'id, K, S> {
     fn table(&mut self, run: Run, page: TablePage) -> Result<(), TablePage> {
         self.skipped.table::<K>(run, page)
     }
+
+    fn everything(&mut self) {
+        self.skipped.everything::<K>();
+    }
 }

@@ -39,6 +39,10 @@ pub trait Record {
     /// [`tables_left`](Self::tables_left) first; a record that refuses nevertheless
     /// leaks the page, which is safe.
     fn table(&mut self, run: Run, page: TablePage) -> Result<(), TablePage>;
+
+    /// A tree with all that hangs on it is out of use: whatever was cached of it has to
+    /// go, leaves of every order and walk caches included.
+    fn everything(&mut self);
 }
 
 /// Where the proofs of removed leaves go: one for each, for the page behind it.
@@ -124,5 +128,9 @@ impl<'id, K: Records, S: Sink<'id, K>> Record for Recorder<'_, 'id, K, S> {
 
     fn table(&mut self, run: Run, page: TablePage) -> Result<(), TablePage> {
         self.skipped.table::<K>(run, page)
+    }
+
+    fn everything(&mut self) {
+        self.skipped.everything::<K>();
     }
 }

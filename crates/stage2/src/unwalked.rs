@@ -133,10 +133,10 @@ impl<'a, F: Format, M: TableMemory> Unwalked<'a, F, M> {
 
 /// Puts the root of a whole tree on record, with all that hangs on it still in place.
 ///
-/// The record covers the whole space, walk caches included. Once the batch is flushed,
-/// the root comes out of it, and [`Unwalked::released`] takes the rest down without
-/// another flush. No hardware may be given the root any more, and nobody may edit the
-/// tree in between.
+/// The record is everything: leaves of every order go with the tree, so no run could say
+/// in blocks of which order to flush it. Once the batch is flushed, the root comes out
+/// of it, and [`Unwalked::released`] takes the rest down without another flush. No
+/// hardware may be given the root any more, and nobody may edit the tree in between.
 ///
 /// # Errors
 ///
@@ -148,6 +148,7 @@ pub fn retire<F: Format, M: TableMemory>(
     if record.tables_left() == 0 {
         return Err(RootError::Full);
     }
+    record.everything();
     let space = tables.format.geometry().space();
     record.table(space, tables.memory.unlink(tables.root)).map_err(|_leaked| RootError::Full)
 }
@@ -183,6 +184,8 @@ impl<M: TableMemory, C: FnMut(Run, Leaf)> Record for Unrecorded<'_, M, C> {
         self.memory.discard(FreshTable::new(page.mfn()));
         Ok(())
     }
+
+    fn everything(&mut self) {}
 }
 
 static_assertions::assert_not_impl_any!(Unwalked<'static, u8, u8>: Clone, Copy, Default);

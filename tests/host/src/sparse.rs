@@ -217,4 +217,8 @@ impl Record for Ledger {
         self.pages.push(page);
         Ok(())
     }
+
+    fn everything(&mut self) {
+        self.pending = true;
+    }
 }

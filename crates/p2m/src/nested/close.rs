@@ -91,10 +91,12 @@ impl<'s, F: Format, M: TableMemory, K: Walkers> Nested<'s, F, M, K> {
         match ended {
             Ok(tally) => {
                 self.counts.swept = self.counts.swept.saturating_add(tally.leaves);
-                let generation = shadow.generation;
+                let (generation, recorded) = (shadow.generation, shadow.recorded);
                 *shadow = Shadow { generation, ..Shadow::VACANT };
                 skipped.everything::<Tlb>();
-                self.reverse.forget(slot);
+                if recorded > 0 {
+                    self.reverse.forget(slot);
+                }
                 Ok(())
             }
             Err(stopped) => {

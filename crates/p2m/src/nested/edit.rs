@@ -56,4 +56,8 @@ impl Record for ShadowEdit<'_, '_, '_> {
         self.skipped.everything::<Tlb>();
         self.skipped.table::<Tlb>(run, page)
     }
+
+    fn everything(&mut self) {
+        self.skipped.everything::<Tlb>();
+    }
 }

@@ -37,6 +37,9 @@ pub enum FillError {
     Stale,
     /// The shadow is not open: [prepare](Nested::prepare) it.
     Pending,
+    /// An edit of the canonical frame is under way, or of one that could not be told
+    /// from it: try again once it went on.
+    Barred,
     /// The nested frame is beyond the space of the format.
     OutOfRange,
     /// Nothing is mapped at the canonical frame.
@@ -56,6 +59,7 @@ impl fmt::Display for FillError {
         match self {
             Self::Stale => f.write_str("the guest's table was read before its flush"),
             Self::Pending => f.write_str("the shadow has to be prepared first"),
+            Self::Barred => f.write_str("an edit of the canonical frame is under way"),
             Self::OutOfRange => f.write_str("nested frame beyond the space"),
             Self::NotMapped => f.write_str("nothing is mapped at the canonical frame"),
             Self::Unencodable(error) => error.fmt(f),
@@ -121,12 +125,19 @@ impl<F: Format, M: TableMemory, K: Walkers> Nested<'_, F, M, K> {
         if !state.is_open() {
             return Err(FillError::Pending);
         }
+        let page = self.p2m.tables().format.geometry().span(Level::PAGE, walked.canonical);
+        if self.bars.touch(page) {
+            return Err(FillError::Barred);
+        }
         let canonical = stage2::lookup(self.p2m.tables(), walked.canonical)
             .filter(|found| matches!(found.entry, Entry::Leaf(_)))
             .ok_or(FillError::NotMapped)?;
         let mut largest = canonical.level;
         loop {
             let candidate = self.candidate(slot, nested, walked, canonical, largest)?;
+            if self.would_blur(&candidate.shown) {
+                return Err(FillError::Barred);
+            }
             match self.install(&candidate, skipped) {
                 Ok(()) => return Ok(candidate.shown.nested_run()),
                 // Smaller leaves are there: a smaller one fits between them.
@@ -136,6 +147,15 @@ impl<F: Format, M: TableMemory, K: Walkers> Nested<'_, F, M, K> {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Whether a leaf without a record would make the whole shadow go once more for the
+    /// sake of an edit that is under way.
+    fn would_blur(&self, shown: &Shown) -> bool {
+        let run = shown.canonical_run();
+        let unknown = self.shadows.get(shown.shadow).and_then(|shadow| shadow.unknown);
+        let unknown = unknown.map_or(run, |unknown| unknown.hull(run));
+        !self.reverse.has_room() && self.bars.touch(unknown)
     }
 
     /// The largest leaf up to `largest` that both tables agree on.
@@ -159,6 +179,7 @@ impl<F: Format, M: TableMemory, K: Walkers> Nested<'_, F, M, K> {
             let aligned = walked.canonical.get() ^ from.get() == offset;
             if order <= walked.order
                 && aligned
+                && !self.bars.touch(Run::block(from, order))
                 && let Some((leaf, mfn)) = canonical.leaf_at(from)
             {
                 let rights = walked.access.without(Access::ALL.without(leaf.access));

@@ -48,11 +48,15 @@ impl Links {
     const NONE: Self = Self { previous: NONE, next: NONE };
 }
 
-/// The two ways to a record.
+/// The ways to a record.
 #[derive(Clone, Copy)]
 enum By {
+    /// A bucket, if it is the first record of its canonical frames.
     Canonical = 0,
     Nested = 1,
+    /// The other records of the same canonical frames. They are in no chain of a bucket,
+    /// so a frame that is shown a million times is no burden to others.
+    Peer = 2,
 }
 
 /// Storage for one record of the reverse map.
@@ -62,15 +66,16 @@ enum By {
 #[derive(Clone, Copy, Debug)]
 pub struct ReverseEntry {
     shown: Option<Shown>,
-    /// By canonical and by nested frames; the first also links free entries.
-    links: [Links; 2],
+    /// By canonical and by nested frames, and among peers; the first also links free
+    /// entries.
+    links: [Links; 3],
     /// The first records of two buckets, which have nothing to do with this record.
     heads: [u32; 2],
 }
 
 impl ReverseEntry {
     /// An entry that holds no record.
-    pub const EMPTY: Self = Self { shown: None, links: [Links::NONE; 2], heads: [NONE; 2] };
+    pub const EMPTY: Self = Self { shown: None, links: [Links::NONE; 3], heads: [NONE; 2] };
 }
 
 /// The reverse map of all shadows of one guest.
@@ -97,11 +102,22 @@ pub(crate) struct Search {
     order: u8,
     /// The block of this order, or where records outnumber blocks, the entry.
     at: u64,
+    /// How many buckets and records it has looked at.
+    looks: u64,
 }
 
 impl Search {
     pub(crate) fn new(run: Run) -> Self {
-        Self { run, order: 0, at: 0 }
+        Self { run, order: 0, at: 0, looks: 0 }
+    }
+
+    /// How many buckets and records it has looked at so far.
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks
+    }
+
+    fn look(&mut self) {
+        self.looks = self.looks.saturating_add(1);
     }
 }
 
@@ -123,6 +139,11 @@ impl<'s> Reverse<'s> {
         self.seed
     }
 
+    /// Whether there is room for one more record.
+    pub(crate) fn has_room(&self) -> bool {
+        self.entry(self.free).is_some()
+    }
+
     /// Adds a record, or says that there is no room for it.
     #[must_use]
     pub(crate) fn insert(&mut self, shown: Shown) -> bool {
@@ -133,7 +154,11 @@ impl<'s> Reverse<'s> {
         self.orders |= 1 << shown.order;
         self.free = entry.links[0].next;
         entry.shown = Some(shown);
-        self.link(By::Canonical, index, &shown);
+        self.set_links(By::Peer, index, Links::NONE);
+        match self.first_of(&shown, &mut 0) {
+            Some((first, _)) => self.link_peer(first, index),
+            None => self.link(By::Canonical, index, &shown),
+        }
         self.link(By::Nested, index, &shown);
         true
     }
@@ -175,13 +200,13 @@ impl<'s> Reverse<'s> {
                 return None;
             }
             if order != search.order {
-                *search = Search { run: search.run, order, at: 0 };
+                *search = Search { order, at: 0, ..*search };
             }
             let found = self.next_of_order(search);
             if found.is_some() {
                 return found;
             }
-            *search = Search { run: search.run, order: order.saturating_add(1), at: 0 };
+            *search = Search { order: order.saturating_add(1), at: 0, ..*search };
         }
     }
 
@@ -201,6 +226,7 @@ impl<'s> Reverse<'s> {
         if last - first >= self.entries.len() as u64 {
             for (index, entry) in (0..).zip(self.entries.iter()).skip(search.at as usize) {
                 search.at = index;
+                search.look();
                 if let Some(shown) = entry.shown.filter(here) {
                     return Some(shown);
                 }
@@ -209,7 +235,7 @@ impl<'s> Reverse<'s> {
         }
         while search.at <= last - first {
             let block = first + search.at;
-            if let Some(shown) = self.of_block(order, block) {
+            if let Some(shown) = self.of_block(order, block, search) {
                 return Some(shown);
             }
             search.at += 1;
@@ -218,13 +244,21 @@ impl<'s> Reverse<'s> {
     }
 
     /// A record of this order for this block of canonical frames.
-    fn of_block(&self, order: u8, block: u64) -> Option<Shown> {
+    fn of_block(&self, order: u8, block: u64, search: &mut Search) -> Option<Shown> {
         let canonical = Gfn::new(block << order);
         let key = Shown { shadow: 0, order, nested: Gfn::new(0), canonical };
-        let mut index = self.head(By::Canonical, self.bucket(By::Canonical, &key));
+        let (_, shown) = self.first_of(&key, &mut search.looks)?;
+        Some(shown)
+    }
+
+    /// The first record of the same canonical frames, and its entry. Adds to `looks`.
+    fn first_of(&self, key: &Shown, looks: &mut u64) -> Option<(u32, Shown)> {
+        let mut index = self.head(By::Canonical, self.bucket(By::Canonical, key));
+        *looks = looks.saturating_add(1);
         while let Some(ReverseEntry { shown: Some(shown), links, .. }) = self.entry(index) {
-            if (shown.order, shown.canonical) == (order, canonical) {
-                return Some(*shown);
+            *looks = looks.saturating_add(1);
+            if (shown.order, shown.canonical) == (key.order, key.canonical) {
+                return Some((index, *shown));
             }
             index = links[By::Canonical as usize].next;
         }
@@ -233,7 +267,7 @@ impl<'s> Reverse<'s> {
 
     fn drop_record(&mut self, index: u32) {
         let Some(shown) = self.entry(index).and_then(|entry| entry.shown) else { return };
-        self.unlink(By::Canonical, index, &shown);
+        self.unlink_peer(index, &shown);
         self.unlink(By::Nested, index, &shown);
         if let Some(count) = self.of_order.get_mut(usize::from(shown.order)) {
             *count = count.saturating_sub(1);
@@ -255,6 +289,31 @@ impl<'s> Reverse<'s> {
         self.set_links(by, index, Links { previous: NONE, next: first });
         self.change_links(by, first, |links| links.previous = index);
         self.set_head(by, bucket, index);
+    }
+
+    /// Puts a record behind the first one of the same canonical frames.
+    fn link_peer(&mut self, first: u32, index: u32) {
+        let next = self.entry(first).map_or(NONE, |entry| entry.links[By::Peer as usize].next);
+        self.set_links(By::Peer, index, Links { previous: first, next });
+        self.change_links(By::Peer, first, |links| links.next = index);
+        self.change_links(By::Peer, next, |links| links.previous = index);
+    }
+
+    /// Takes a record away from those of the same canonical frames. If it was the first,
+    /// another one takes its place in the bucket.
+    fn unlink_peer(&mut self, index: u32, shown: &Shown) {
+        let Some(Links { previous, next }) = self.entry(index).map(|e| e.links[By::Peer as usize])
+        else {
+            return;
+        };
+        self.change_links(By::Peer, previous, |links| links.next = next);
+        self.change_links(By::Peer, next, |links| links.previous = previous);
+        if previous == NONE {
+            self.unlink(By::Canonical, index, shown);
+            if next != NONE {
+                self.link(By::Canonical, next, shown);
+            }
+        }
     }
 
     fn unlink(&mut self, by: By, index: u32, shown: &Shown) {
@@ -296,7 +355,7 @@ impl<'s> Reverse<'s> {
     /// The bucket of a record: a keyed mix, so that no guest can aim at one.
     fn bucket(&self, by: By, shown: &Shown) -> usize {
         let key = match by {
-            By::Canonical => shown.canonical.get(),
+            By::Canonical | By::Peer => shown.canonical.get(),
             By::Nested => shown.nested.get() ^ (shown.shadow as u64).rotate_left(48),
         };
         let mut mixed = key ^ u64::from(shown.order).rotate_right(6) ^ self.seed;

@@ -119,3 +119,28 @@ fn the_last_frames_of_the_space_are_found() {
     // An order that no frame number has is refused like a lack of room.
     assert!(!reverse.insert(Shown { order: 64, ..top }));
 }
+
+/// Symptom: one changed frame cost as many looks as another frame had records. Cause: a
+/// bucket held each of them. Cure: it holds one for each frame.
+#[test]
+fn a_frame_shown_many_times_is_no_burden_to_others() {
+    for seed in 0..8 {
+        let mut storage = vec![ReverseEntry::EMPTY; 1024];
+        let mut reverse = Reverse::new(&mut storage, seed);
+        let (busy, all) = (Gfn::new(3), Run::block(Gfn::new(512), 9));
+        for nested in 0..1024 {
+            let nested = Gfn::new(nested);
+            assert!(reverse.insert(Shown { shadow: 0, order: 0, nested, canonical: busy }));
+        }
+        // Twice as many frames as buckets: some have that of the busy one.
+        let mut looks = 0;
+        for number in 0..4 {
+            let piece = Run::block(Gfn::new(all.first().get() << number), 9);
+            let mut search = Search::new(piece);
+            assert_eq!(reverse.next(&mut search), None);
+            looks += search.looks();
+        }
+        assert!((2048..2080).contains(&looks), "{looks} looks for 2048 frames");
+        assert_eq!(drain(&mut reverse, Run::single(busy)).len(), 1024);
+    }
+}

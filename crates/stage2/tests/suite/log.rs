@@ -14,6 +14,8 @@ pub(crate) struct Log {
     pub(crate) added: Vec<Run>,
     pub(crate) linked: Vec<Run>,
     pub(crate) tables: Vec<(Run, TablePage)>,
+    /// How often everything went on record.
+    pub(crate) everything: u32,
 }
 
 impl Log {
@@ -30,12 +32,14 @@ impl Log {
             added: Vec::new(),
             linked: Vec::new(),
             tables: Vec::new(),
+            everything: 0,
         }
     }
 
     /// Whether hardware that does not cache absence has anything to forget.
     pub(crate) fn asks_for_flush(&self) -> bool {
         !(self.removed.is_empty() && self.changed.is_empty() && self.tables.is_empty())
+            || self.everything > 0
     }
 
     /// The runs whose old translations have to go.
@@ -96,5 +100,9 @@ impl Record for Log {
         self.tables_left = left;
         self.tables.push((run, page));
         Ok(())
+    }
+
+    fn everything(&mut self) {
+        self.everything += 1;
     }
 }

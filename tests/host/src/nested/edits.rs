@@ -114,11 +114,7 @@ impl NestedWorld<'_> {
             });
             match ended {
                 Ok(_) => true,
-                Err(Refused::Shadows(stop) | Refused::Canonical(Stopped { stop, .. }))
-                    if again(&stop) =>
-                {
-                    false
-                }
+                Err(Stopped { stop, .. }) if again(&stop) => false,
                 Err(error) => panic!("{gfn:#x} was not changed: {error:?}"),
             }
         });

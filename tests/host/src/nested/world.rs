@@ -224,7 +224,9 @@ impl<'s> NestedWorld<'s> {
         let page = self.canonical.borrow().get(&shown.canonical).copied();
         match filled {
             Ok(_) => page.is_some_and(|page| page.writable || !write),
-            Err(FillError::Stale | FillError::Pending | FillError::Full) => true,
+            Err(FillError::Stale | FillError::Pending | FillError::Barred | FillError::Full) => {
+                true
+            }
             Err(FillError::NotMapped) => {
                 if page.is_some() {
                     self.complain(format!("{nested:#x} was refused its page"));
