@@ -1,4 +1,4 @@
-//! Canonical frames that stay out of shadows while an edit of them is under way.
+//! Frames that an unfinished edit keeps shadows from showing anew.
 //!
 //! An edit that stops on its budget leaves a bar behind in [`Bars`]: *nothing shows a
 //! frame of a bar anew*, so what was unmapped stays so until the edit goes on, however
