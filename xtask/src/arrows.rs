@@ -49,6 +49,8 @@ const ROWS: &[Row] = &[
         ours: &[FLUSH, STAGE2, P2M, VTD, GNTTAB],
         others: &["arrayvec", "spin", "static_assertions", "x86_64", "zerocopy"],
     },
+    // Only development dependencies, so that no test builds them.
+    Row { package: "quiesce-benches", ours: &[], others: &[] },
     Row { package: "quiesce-misuse", ours: &[FLUSH, STAGE2, P2M, VTD, GNTTAB], others: &[] },
     Row {
         package: "xtask",

@@ -4,11 +4,13 @@
 //! can be compared from one change to the next. A `Row` is one batch size and one
 //! layout of frames; only the hypercall itself is counted, guest copies included.
 
-use std::fs;
-use std::io;
+mod callgrind;
+mod peers;
+mod teardown;
+
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
@@ -36,6 +38,12 @@ pub(crate) struct Arguments {
     /// Count the flushes that many callers at once need instead
     #[arg(long, conflicts_with_all = ["walks", "policies"])]
     combining: bool,
+    /// Take whole tables down instead, by the number of mappings and by the width
+    #[arg(long, conflicts_with_all = ["walks", "policies", "combining"])]
+    teardown: bool,
+    /// Do the same work on the page tables of other crates instead, side by side
+    #[arg(long, conflicts_with_all = ["walks", "policies", "combining", "teardown"])]
+    peers: bool,
 }
 
 /// The program that is measured: it takes a row's name, prints `@ unmap grants=N` for the grants
@@ -68,6 +76,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return policies::compare(arguments.json);
     }
     tools::ensure(Tool::Valgrind)?;
+    if arguments.teardown {
+        return teardown::run(arguments.json);
+    }
+    if arguments.peers {
+        return peers::run(arguments.json);
+    }
     let program = checkout::build_executable(PROGRAM)?;
     let steps = Steps::new("bench", ROWS.len());
     let mut rows = Vec::new();
@@ -86,51 +100,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn measure(program: &Path, name: &'static str) -> Result<Row> {
-    let (instructions, output) = callgrind(program, &[name], MEASURED)?;
+    let (instructions, output) = callgrind::count(program, &[name], MEASURED)?;
     let grants: u32 = records::only(&records::parse(&output), "unmap")?.get("grants")?;
     ensure!(grants > 0, "the program unmapped no grant for the row {name}");
     let instructions = u32::try_from(instructions)
         .with_context(|| format!("{name}: {instructions} instructions are too many to divide"))?;
     Ok(Row { name, instructions_per_grant: f64::from(instructions) / f64::from(grants) })
-}
-
-/// Runs `program` under callgrind and counts the instructions spent inside `function`,
-/// a pattern as callgrind takes it, with everything that it calls.
-///
-/// Returns the count and what the program printed.
-///
-/// # Errors
-/// If callgrind or the program fails, or `function` was never entered.
-fn callgrind(program: &Path, arguments: &[&str], function: &str) -> Result<(u64, String)> {
-    let profile = checkout::output_folder("bench")?.join("callgrind.out");
-    let mut command = checkout::command(Tool::Valgrind.program());
-    command
-        .args(["--tool=callgrind", "--quiet"])
-        .arg(format!("--callgrind-out-file={}", profile.display()))
-        .arg(format!("--toggle-collect={function}"))
-        .arg(program)
-        .args(arguments)
-        .stderr(io::stderr());
-    let shown = checkout::line(&command);
-    let output = command.output().with_context(|| format!("cannot start `{shown}`"))?;
-    if !output.status.success() {
-        bail!("`{shown}` ended with {}", output.status);
-    }
-    let text = fs::read_to_string(&profile)
-        .with_context(|| format!("callgrind left no {}", profile.display()))?;
-    let instructions = total(&text).context("callgrind's profile holds no total")?;
-    ensure!(
-        instructions > 0,
-        "`{function}` was never entered: is it still there, and not inlined?"
-    );
-    Ok((instructions, String::from_utf8_lossy(&output.stdout).into_owned()))
-}
-
-/// The instructions that a callgrind profile accounts for.
-fn total(profile: &str) -> Option<u64> {
-    let value = |key: &str| profile.lines().find_map(|line| line.strip_prefix(key));
-    let figure = value("totals:").or_else(|| value("summary:"))?;
-    figure.split_whitespace().next()?.parse().ok()
 }
 
 fn json(rows: &[Row]) -> Result<String> {
@@ -156,14 +131,6 @@ fn table(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_profile_gives_its_total() {
-        assert_eq!(total("events: Ir\nfn=(1)\n1 2\ntotals: 12345\n"), Some(12345));
-        assert_eq!(total("summary: 77\n"), Some(77));
-        assert_eq!(total("events: Ir\n"), None);
-        assert_eq!(total("totals: many\n"), None);
-    }
 
     #[test]
     fn the_json_object_has_the_promised_keys() {

@@ -16,6 +16,7 @@ mod policies;
 mod progress;
 mod qemu;
 mod records;
+mod simulate;
 mod test;
 mod tidy;
 mod tools;
@@ -55,6 +56,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Count what unmapping a whole space costs: walks, flushes, entries read
     Walks(walks::Arguments),
+    /// Predict throughput and flush cost as streams are added, next to what was published
+    Simulate(simulate::Arguments),
     /// Check format, lints, documentation, dependency arrows, licences and repository rules
     Lint,
     /// Everything a change must pass: `test`, then `lint`
@@ -78,6 +81,7 @@ fn run(command: Command) -> Result<()> {
         Command::Qemu(arguments) => qemu::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Walks(arguments) => walks::run(&arguments),
+        Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Lint => lint::run(),
         Command::Ci => {
             test::run(&test::Arguments { repeat: 1 })?;
@@ -106,6 +110,8 @@ mod tests {
         assert!(message(&["xtask", "demo", "--grants", "0"]).contains("1..=10000"));
         assert!(message(&["xtask", "demo", "--grants", "10001"]).contains("1..=10000"));
         assert!(message(&["xtask", "test", "--repeat", "0"]).contains("1.."));
+        assert!(message(&["xtask", "simulate", "--cpus", "257"]).contains("1..=256"));
+        assert!(message(&["xtask", "simulate", "--units", "0"]).contains("1..=16"));
         assert!(message(&["xtask", "qemu", "nvme-identfy"]).contains("nvme-identify"));
         assert_eq!(message(&["xtask", "demo", "--grants", "10000"]), "");
     }

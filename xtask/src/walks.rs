@@ -5,7 +5,7 @@
 //! speed; it fails where a count differs from the closed form of
 //! `docs/walks.md`.
 
-mod print;
+pub(crate) mod print;
 mod time;
 
 use std::io;
@@ -140,7 +140,7 @@ fn take<'n>(next: &AtomicUsize, names: &'n [String]) -> Option<(usize, &'n Strin
 }
 
 /// What the program prints.
-fn output(program: &Path, arguments: &[&str]) -> Result<String> {
+pub(crate) fn output(program: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = checkout::command(program);
     command.args(arguments).stderr(io::stderr());
     let shown = checkout::line(&command);

@@ -144,6 +144,13 @@ impl Geometry {
         Self::build(0, 9, levels, 9)
     }
 
+    /// The same tree, made by [`x86`](Self::x86), with what all of those share as constants
+    /// that the compiler sees wherever this is inlined.
+    #[inline]
+    pub(crate) const fn known_x86(self) -> Self {
+        Self { page_order: 0, index_bits: 9, index_mask: 511, ..self }
+    }
+
     /// The arguments are as small as [`new`](Self::new) wants them: no sum exceeds 73.
     const fn build(page_order: u8, index_bits: u8, levels: u8, root_bits: u8) -> Self {
         let top_order = page_order + (levels - 1) * index_bits;

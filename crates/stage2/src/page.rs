@@ -69,7 +69,8 @@ pub fn lookup<F: Format, M: TableMemory>(tables: Tables<'_, F, M>, gfn: Gfn) -> 
 /// # Errors
 ///
 /// See [`PageError`]; nothing was changed or recorded then.
-#[inline]
+// The caller seldom wants the whole leaf, and only then is it put together.
+#[inline(always)]
 pub fn clear_page<'id, K: Records, F: Format, M: TableMemory>(
     tables: Tables<'_, F, M>,
     gfn: Gfn,
@@ -81,10 +82,12 @@ pub fn clear_page<'id, K: Records, F: Format, M: TableMemory>(
         return Err(PageError::OutOfRange);
     }
     let (slot, raw) = tables.find(gfn, Level::PAGE);
-    let leaf = match tables.format.decode(slot.level, raw) {
-        Entry::Leaf(leaf) if slot.level == Level::PAGE => leaf,
-        Entry::Leaf(_) => return Err(PageError::Large(slot.level)),
-        Entry::Empty | Entry::Inert | Entry::Table(_) => return Err(PageError::Absent),
+    if slot.level != Level::PAGE {
+        return Err(tables.no_page(slot.level, raw));
+    }
+    // The level is a constant here, so there is less to decode.
+    let Entry::Leaf(leaf) = tables.format.decode(Level::PAGE, raw) else {
+        return Err(PageError::Absent);
     };
     let leaf = tables.replace_leaf(slot, raw, leaf, |_, leaf| {
         if expected(leaf) { Ok(0) } else { Err(PageError::Unexpected(*leaf)) }
@@ -92,4 +95,16 @@ pub fn clear_page<'id, K: Records, F: Format, M: TableMemory>(
     tables.memory.drop_live(slot.table);
     let order = tables.recorded_order(Level::PAGE, &leaf);
     Ok((leaf, skipped.leaf::<K>(geometry.span(Level::PAGE, gfn), order)))
+}
+
+impl<F: Format, M: TableMemory> Tables<'_, F, M> {
+    /// Why there is no single page where the way down ended above the pages.
+    #[cold]
+    #[inline(never)]
+    fn no_page(&self, level: Level, raw: u64) -> PageError {
+        match self.format.decode(level, raw) {
+            Entry::Leaf(_) => PageError::Large(level),
+            Entry::Empty | Entry::Inert | Entry::Table(_) => PageError::Absent,
+        }
+    }
 }

@@ -57,6 +57,41 @@ enum Fare {
     Due,
     /// It is read again.
     Paid,
+    /// It was read and paid for on the way, and is this word.
+    Seen(u64),
+}
+
+/// From an empty entry over all that follow it in its table page, up to the end of the range.
+///
+/// Nothing is ever done at an empty entry, so this is the walk itself without its turns.
+/// `place` becomes the last of them, and the word after it comes back if it was read.
+#[inline]
+fn step_over<F: Format, M: TableMemory>(
+    tables: &Tables<'_, F, M>,
+    place: &mut Place,
+    last: Gfn,
+    budget: &mut Budget,
+    tally: &mut Tally,
+) -> Fare {
+    let geometry = tables.format.geometry();
+    let (mut index, mut end) = (place.index, place.span.last());
+    let (pages, from) = (place.span.pages(), index);
+    let next = loop {
+        let ahead = index.saturating_add(1);
+        if end >= last || ahead >= geometry.entries() || !budget.take() {
+            break Fare::Due;
+        }
+        let raw = tables.memory.read(place.table, ahead);
+        tally.reads = tally.reads.saturating_add(1);
+        if raw != 0 {
+            break Fare::Seen(raw);
+        }
+        (index, end) = (ahead, Gfn::new(end.get().saturating_add(pages)));
+    };
+    if index != from {
+        (place.index, place.span) = (index, geometry.span(place.level, end));
+    }
+    next
 }
 
 fn walk<F: Format, M: TableMemory>(
@@ -84,19 +119,21 @@ fn walk<F: Format, M: TableMemory>(
     let mut path = [tables.root; MAX_LEVELS];
     let (mut level, mut at, mut fare) = (top, first, Fare::Descent);
     loop {
-        let place = Place::new(geometry, path[level.slot()], level, at);
-        if fare == Fare::Due && !budget.take() {
-            return halt(Stop::Budget, at, action, tally);
-        }
-        let raw = tables.memory.read(place.table, place.index);
-        if fare != Fare::Paid {
-            tally.reads = tally.reads.saturating_add(1);
-        }
+        let (table, index) = geometry.slot(path[level.slot()], level, at);
+        let raw = match fare {
+            Fare::Seen(raw) => raw,
+            Fare::Due if !budget.take() => return halt(Stop::Budget, at, action, tally),
+            Fare::Due | Fare::Descent => {
+                tally.reads = tally.reads.saturating_add(1);
+                tables.memory.read(table, index)
+            }
+            Fare::Paid => tables.memory.read(table, index),
+        };
         let entry = tables.format.decode(level, raw);
         if let (Entry::Table(child), Some(below)) = (entry, level.below()) {
             path[below.slot()] = child;
             level = below;
-            if fare == Fare::Paid {
+            if fare != Fare::Descent {
                 fare = Fare::Due;
             }
             continue;
@@ -104,10 +141,14 @@ fn walk<F: Format, M: TableMemory>(
         if fare == Fare::Descent && !budget.take() {
             return halt(Stop::Budget, at, action, tally);
         }
+        let mut place = Place { table, index, level, span: geometry.span(level, at) };
         match action.entry(&place, raw, entry, rest.run().covers(place.span)) {
             Ok(Step::Again) => {
                 fare = Fare::Paid;
                 continue;
+            }
+            Ok(Step::Next) if raw == 0 => {
+                fare = step_over(tables, &mut place, last, budget, &mut tally);
             }
             Ok(Step::Next) => fare = Fare::Due,
             Err(stop) => return halt(stop, at, action, tally),

@@ -4,8 +4,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    fmt,
-    ops::Range,
+    fmt, mem,
 };
 
 use flush::{
@@ -112,6 +111,7 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
         index & (((index as isize).wrapping_sub(length as isize)) >> (usize::BITS - 1)) as usize
     }
 
+    #[inline(always)]
     fn copy_from_guest(&self, address: GuestAddress, bytes: &mut [u8]) -> Result<(), GuestFault> {
         if self.faults.read_fails() {
             return Err(GuestFault);
@@ -119,6 +119,7 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
         self.hypervisor.copy_from(self.guest, address, bytes)
     }
 
+    #[inline(always)]
     fn copy_to_guest(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
         if self.faults.write_fails() {
             return Err(GuestFault);
@@ -174,6 +175,7 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
         Ok(PageReference::taken(mfn, typed))
     }
 
+    #[inline(always)]
     fn put_page(&self, pin: Released<Pin>) {
         let page = pin.get().page();
         // The granter counts its own page once; every mapping counts it once more.
@@ -186,6 +188,7 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
         }
     }
 
+    #[inline]
     fn mark_dirty(&self, _: DomainId, page: &Released<Pin>) {
         self.hypervisor.pages.mark_dirty(page.get().page().mfn());
     }
@@ -274,29 +277,26 @@ fn untouched<'id>(skipped: &mut Skipped<'id>) -> NotInserted<'id> {
 }
 
 impl<R: Ram> Hypervisor<R> {
-    /// Runs `word` on each word of guest memory that `length` bytes from `address` on lie
-    /// in, with the bytes of it that count. Each page is looked up once.
-    fn each_word(
+    /// Runs `page` on each page of guest memory that `length` bytes from `address` on lie
+    /// in, with the offset of the first byte there and how many there are. Each page is
+    /// translated once.
+    #[inline(always)]
+    fn each_page(
         &self,
         guest: &Guest<R>,
         address: GuestAddress,
         length: usize,
-        mut word: impl FnMut(&R, Mfn, usize, Range<usize>),
+        mut page: impl FnMut(&R, Mfn, usize, usize),
     ) -> Result<(), GuestFault> {
-        let mut at = address.0;
-        let mut left = length as u64;
-        at.checked_add(left).ok_or(GuestFault)?;
+        let (mut at, mut left) = (address.0, length);
+        at.checked_add(left as u64).ok_or(GuestFault)?;
         while left > 0 {
-            let mfn = guest.lookup(Gfn::new(at >> 12)).ok_or(GuestFault)?.mfn;
-            let end = (at | 0xfff).wrapping_add(1).wrapping_sub(at).min(left) + at;
-            left -= end - at;
-            while at < end {
-                let next = ((at | 7) + 1).min(end);
-                let start = (at & 7) as usize;
-                let bytes = start..start + (next - at) as usize;
-                word(self.memory.ram(), mfn, ((at >> 3) & 511) as usize, bytes);
-                at = next;
-            }
+            let mfn = guest.translate(Gfn::new(at >> 12)).ok_or(GuestFault)?;
+            let offset = (at & 0xfff) as usize;
+            let here = left.min(4096 - offset);
+            page(self.memory.ram(), mfn, offset, here);
+            at += here as u64;
+            left -= here;
         }
         Ok(())
     }
@@ -305,17 +305,32 @@ impl<R: Ram> Hypervisor<R> {
     ///
     /// # Errors
     /// [`GuestFault`] where nothing is mapped.
+    #[inline(always)]
     pub fn copy_from(
         &self,
         guest: &Guest<R>,
         address: GuestAddress,
         bytes: &mut [u8],
     ) -> Result<(), GuestFault> {
-        let mut done = 0;
-        self.each_word(guest, address, bytes.len(), |ram, mfn, index, part| {
-            let word = ram.read(mfn, index).to_le_bytes();
-            bytes[done..done + part.len()].copy_from_slice(&word[part.clone()]);
-            done += part.len();
+        let length = bytes.len();
+        let mut rest = bytes;
+        self.each_page(guest, address, length, |ram, mfn, mut offset, here| {
+            let (mut part, left) = mem::take(&mut rest).split_at_mut(here);
+            rest = left;
+            while !part.is_empty() {
+                let start = offset % 8;
+                let count = if start == 0 && part.len() >= 8 {
+                    let words = part.as_chunks_mut().0;
+                    ram.read_words(mfn, offset / 8, words);
+                    words.len() * 8
+                } else {
+                    let count = part.len().min(8 - start);
+                    let word = ram.read(mfn, offset / 8).to_le_bytes();
+                    part[..count].copy_from_slice(&word[start..start + count]);
+                    count
+                };
+                (part, offset) = (&mut part[count..], offset + count);
+            }
         })
     }
 
@@ -323,18 +338,58 @@ impl<R: Ram> Hypervisor<R> {
     ///
     /// # Errors
     /// [`GuestFault`] where nothing is mapped.
+    #[inline(always)]
     pub fn copy_to(
         &self,
         guest: &Guest<R>,
         address: GuestAddress,
         bytes: &[u8],
     ) -> Result<(), GuestFault> {
-        let mut done = 0;
-        self.each_word(guest, address, bytes.len(), |ram, mfn, index, part| {
-            let mut word = ram.read(mfn, index).to_le_bytes();
-            word[part.clone()].copy_from_slice(&bytes[done..done + part.len()]);
-            ram.write(mfn, index, u64::from_le_bytes(word));
-            done += part.len();
+        let offset = (address.0 & 0xfff) as usize;
+        if (1..=8 - offset % 8).contains(&bytes.len()) {
+            // A status.
+            let mfn = guest.translate(Gfn::new(address.0 >> 12)).ok_or(GuestFault)?;
+            write_in_word(self.memory.ram(), mfn, offset, bytes);
+            return Ok(());
+        }
+        self.copy_words(guest, address, bytes)
+    }
+
+    /// As [`copy_to`](Self::copy_to), for more than a part of one word.
+    #[inline(never)]
+    fn copy_words(
+        &self,
+        guest: &Guest<R>,
+        address: GuestAddress,
+        bytes: &[u8],
+    ) -> Result<(), GuestFault> {
+        let mut rest = bytes;
+        self.each_page(guest, address, bytes.len(), |ram, mfn, mut offset, here| {
+            let (mut part, left) = rest.split_at(here);
+            rest = left;
+            while !part.is_empty() {
+                let (source, left) = part.split_at(part.len().min(8 - offset % 8));
+                write_in_word(ram, mfn, offset, source);
+                (part, offset) = (left, offset + source.len());
+            }
         })
     }
+}
+
+/// Writes bytes that lie in one word of a frame.
+#[inline]
+fn write_in_word<R: Ram>(ram: &R, mfn: Mfn, offset: usize, bytes: &[u8]) {
+    let word = match bytes.as_array() {
+        Some(whole) => *whole,
+        None => {
+            let mut word = ram.read(mfn, offset / 8).to_le_bytes();
+            let target = &mut word[offset % 8..offset % 8 + bytes.len()];
+            match (target.as_mut_array::<2>(), bytes.as_array()) {
+                (Some(target), Some(bytes)) => *target = *bytes,
+                _ => target.copy_from_slice(bytes),
+            }
+            word
+        }
+    };
+    ram.write(mfn, offset / 8, u64::from_le_bytes(word));
 }

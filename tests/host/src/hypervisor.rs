@@ -6,10 +6,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use flush::{Batch, Cleared, DomainId, Gfn, Gone, Mfn, Run, Shared, Skipped, Tlb};
@@ -29,7 +26,10 @@ use crate::{
     storage::{Grants, Handles},
 };
 
+mod pages;
 pub(crate) mod ranges;
+
+pub use pages::PageCounts;
 
 /// A lock that goes on after a panic: a test that failed has said what it had to say.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -55,7 +55,44 @@ pub enum Layout {
     Shared,
 }
 
-/// The tables of a domain, behind its p2m lock.
+/// What is behind the p2m lock of a domain: its tables, and the last translation by them.
+///
+/// Guests keep the arguments of a call in few pages, so the same one is asked for again and
+/// again. Both are behind one lock, so the answer is always what a walk would say.
+pub(crate) struct Space<R> {
+    tables: Tables<R>,
+    last: Option<(Gfn, Mfn)>,
+}
+
+impl<R> Space<R> {
+    /// The tables, for an edit of any part of them.
+    fn edit(&mut self) -> &mut Tables<R> {
+        self.last = None;
+        &mut self.tables
+    }
+
+    /// Looks the page up in the tables, and keeps the answer.
+    #[cold]
+    #[inline(never)]
+    fn walk(&mut self, gfn: Gfn) -> Option<Mfn>
+    where
+        R: Ram,
+    {
+        self.last = Some((gfn, self.tables.get(gfn)?.mfn));
+        self.last.map(|(_, mfn)| mfn)
+    }
+
+    /// The tables, for an edit that changes what `gfn` shows and nothing else.
+    #[inline]
+    fn edit_page(&mut self, gfn: Gfn) -> &mut Tables<R> {
+        if self.last.is_some_and(|(last, _)| last == gfn) {
+            self.last = None;
+        }
+        &mut self.tables
+    }
+}
+
+/// The tables of a domain.
 pub(crate) enum Tables<R> {
     Separate { cpu: P2m<Ept, Memory<R>, Tlb>, device: DeviceTables<R> },
     Shared(P2m<Ept, Memory<R>, Shared>),
@@ -71,7 +108,7 @@ pub(crate) struct DeviceTables<R> {
 /// One domain.
 pub struct Guest<R> {
     pub(crate) id: DomainId,
-    pub(crate) tables: Mutex<Tables<R>>,
+    pub(crate) space: Mutex<Space<R>>,
     /// Its devices and the tables they walk.
     pub dma: DmaDomain<Locked<Members>>,
     /// The CPUs that run it or may hold its translations.
@@ -114,7 +151,7 @@ impl<R: Ram> Guest<R> {
         let grants = Grants::new(memory.clone(), id);
         Self {
             id,
-            tables: Mutex::new(tables),
+            space: Mutex::new(Space { tables, last: None }),
             dma: DmaDomain::new(id, vtd, device_root, Locked::default()),
             cpus: GuestCpus::new(id),
             grants: Mutex::new(GrantTable::new(id, grants, 1, 64).expect("memory for grants")),
@@ -144,7 +181,7 @@ impl<R: Ram> Guest<R> {
 
     /// The root of the tables its CPUs walk.
     pub fn cpu_root(&self) -> Mfn {
-        match &*lock(&self.tables) {
+        match &lock(&self.space).tables {
             Tables::Separate { cpu, device: _ } => cpu.root(),
             Tables::Shared(both) => both.root(),
         }
@@ -152,15 +189,22 @@ impl<R: Ram> Guest<R> {
 
     /// What a frame number shows.
     pub fn lookup(&self, gfn: Gfn) -> Option<p2m::Mapping> {
-        match &*lock(&self.tables) {
-            Tables::Separate { cpu, device: _ } => cpu.get(gfn),
-            Tables::Shared(both) => both.get(gfn),
+        lock(&self.space).tables.get(gfn)
+    }
+
+    /// The page behind a frame number.
+    #[inline(always)]
+    pub(crate) fn translate(&self, gfn: Gfn) -> Option<Mfn> {
+        let mut space = lock(&self.space);
+        match space.last {
+            Some((last, mfn)) if last == gfn => Some(mfn),
+            Some(_) | None => space.walk(gfn),
         }
     }
 
     /// Plants a bug: from now on only the CPUs' table is edited.
     pub fn forget_device_tables(&self) {
-        if let Tables::Separate { cpu: _, device } = &mut *lock(&self.tables) {
+        if let Tables::Separate { cpu: _, device } = lock(&self.space).edit() {
             device.forgotten = true;
         }
     }
@@ -176,7 +220,7 @@ impl<R: Ram> Guest<R> {
         kind: PageKind,
         skipped: &mut Skipped<'id>,
     ) -> Result<Option<(Mfn, Cleared<'id>)>, String> {
-        match &mut *lock(&self.tables) {
+        match lock(&self.space).edit_page(gfn) {
             Tables::Shared(both) => {
                 let displaced =
                     both.set(gfn, 0, mfn, kind, skipped).map_err(|error| format!("{error:?}"))?;
@@ -211,7 +255,7 @@ impl<R: Ram> Guest<R> {
         expected: p2m::Expected,
         skipped: &mut Skipped<'id>,
     ) -> Result<Cleared<'id>, p2m::ClearError> {
-        match &mut *lock(&self.tables) {
+        match lock(&self.space).edit_page(gfn) {
             Tables::Shared(both) => Ok(both.clear(gfn, expected, skipped)?.into()),
             Tables::Separate { cpu, device } => {
                 let cpu_gone = cpu.clear(gfn, expected, skipped)?;
@@ -221,6 +265,15 @@ impl<R: Ram> Guest<R> {
                     .map_err(|_| p2m::ClearError::Contended)?;
                 Ok(cpu_gone.with(&device_gone))
             }
+        }
+    }
+}
+
+impl<R: Ram> Tables<R> {
+    fn get(&self, gfn: Gfn) -> Option<p2m::Mapping> {
+        match self {
+            Self::Separate { cpu, device: _ } => cpu.get(gfn),
+            Self::Shared(both) => both.get(gfn),
         }
     }
 }
@@ -276,77 +329,27 @@ impl<R: Ram> DeviceTables<R> {
             return Ok(skipped.absent());
         }
         let expected = iommu_vtd::Expected { mfn, access: kind.device_access() };
-        let mut cleared = dma.clear(&self.memory, gfn.into(), expected, skipped);
-        if let Err(PageError::Large(_)) = cleared {
-            self.split(dma, gfn, skipped)?;
-            cleared = dma.clear(&self.memory, gfn.into(), expected, skipped);
+        match dma.clear(&self.memory, gfn.into(), expected, skipped) {
+            Ok(gone) => Ok(gone),
+            Err(error) => self.clear_otherwise(dma, gfn, expected, error, skipped),
         }
+    }
+
+    /// The single leaf was not there: a large one may have to be split.
+    #[cold]
+    #[inline(never)]
+    fn clear_otherwise<'id>(
+        &self,
+        dma: &DmaDomain<Locked<Members>>,
+        gfn: Gfn,
+        expected: iommu_vtd::Expected,
+        error: PageError,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Gone<'id, flush::Iotlb>, String> {
+        let PageError::Large(_) = error else { return Err(format!("{error:?}")) };
+        self.split(dma, gfn, skipped)?;
+        let cleared = dma.clear(&self.memory, gfn.into(), expected, skipped);
         cleared.map_err(|error| format!("{error:?}"))
-    }
-}
-
-/// References on pages: how many mappings and owners count each.
-#[derive(Debug)]
-pub struct PageCounts {
-    references: Vec<AtomicU32>,
-    writable: Vec<AtomicU32>,
-    dirty: Vec<AtomicU64>,
-}
-
-impl PageCounts {
-    fn new(frames: u64) -> Self {
-        let zeros = || (0..frames).map(|_| AtomicU32::new(0)).collect();
-        Self {
-            references: zeros(),
-            writable: zeros(),
-            dirty: (0..frames).map(|_| AtomicU64::new(0)).collect(),
-        }
-    }
-
-    fn of(list: &[AtomicU32], mfn: Mfn) -> &AtomicU32 {
-        let index = usize::try_from(mfn.get()).expect("a frame of this machine");
-        &list[index]
-    }
-
-    /// Takes a reference, and a writable type reference if `typed`.
-    pub fn take(&self, mfn: Mfn, typed: bool) {
-        Self::of(&self.references, mfn).fetch_add(1, Ordering::Relaxed);
-        if typed {
-            Self::of(&self.writable, mfn).fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Drops what [`take`](Self::take) took; `true` if it was the last reference.
-    ///
-    /// # Panics
-    /// If there was none: the crates dropped something twice.
-    pub fn drop_one(&self, mfn: Mfn, typed: bool) -> bool {
-        if typed {
-            let before = Self::of(&self.writable, mfn).fetch_sub(1, Ordering::Relaxed);
-            assert!(before > 0, "type reference of {mfn:?} dropped twice");
-        }
-        let before = Self::of(&self.references, mfn).fetch_sub(1, Ordering::Relaxed);
-        assert!(before > 0, "reference of {mfn:?} dropped twice");
-        before == 1
-    }
-
-    /// References and writable type references of a page.
-    pub fn get(&self, mfn: Mfn) -> (u32, u32) {
-        let of = |list| Self::of(list, mfn).load(Ordering::Relaxed);
-        (of(&self.references), of(&self.writable))
-    }
-
-    /// Notes that a page may have been written.
-    pub fn mark_dirty(&self, mfn: Mfn) {
-        if let Some(count) = usize::try_from(mfn.get()).ok().and_then(|at| self.dirty.get(at)) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// How often a page was marked dirty.
-    pub fn dirty(&self, mfn: Mfn) -> u64 {
-        let index = usize::try_from(mfn.get()).expect("a frame of this machine");
-        self.dirty[index].load(Ordering::Relaxed)
     }
 }
 
@@ -402,5 +405,55 @@ impl<R: Ram> Hypervisor<R> {
         // Nobody caches the absence of an entry here: see `World` for caching mode.
         drop(batch.flush(&nobody).expect("this cannot fail"));
         mfn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Null, PlainRam};
+
+    /// Edits in a batch of its own; `true` if the edit was done.
+    fn edit<E>(edit: impl FnOnce(&mut Skipped<'_>) -> Result<(), E>) -> bool {
+        let mut batch: Batch<(), 1> = Batch::new(DomainId::new(1));
+        let done = batch.edit_many(|skipped, _| edit(skipped).is_ok());
+        drop(batch.flush(&flush::Hardware { tlb: &Null, iotlb: &Null }).expect("it cannot fail"));
+        done
+    }
+
+    #[test]
+    fn a_translation_that_is_kept_says_what_the_tables_say_after_every_edit() {
+        for layout in [Layout::Separate, Layout::Shared] {
+            let mut hypervisor = Hypervisor::new(PlainRam::new(64));
+            hypervisor.add(DomainId::new(1), layout);
+            let guest = hypervisor.guest(DomainId::new(1)).expect("just added");
+            let (one, two) = (Gfn::new(1), Gfn::new(2));
+            let pages = [one, two].map(|gfn| hypervisor.populate(guest, gfn));
+            let kind = PageKind::RamReadWrite;
+            let check = |expected: [Option<Mfn>; 2]| {
+                // The edited page comes first and last, so that it is the one that is kept.
+                for (gfn, index) in [(two, 1), (one, 0), (two, 1)] {
+                    assert_eq!(guest.translate(gfn), expected[index]);
+                }
+            };
+            check(pages.map(Some));
+            let expected = p2m::Expected { mfn: pages[1], kind };
+            assert!(edit(|skipped| guest.clear(two, expected, skipped).map(drop)));
+            check([Some(pages[0]), None]);
+            assert!(edit(|skipped| guest.map(two, pages[0], kind, skipped).map(drop)));
+            check([Some(pages[0]); 2]);
+            assert!(edit(|skipped| guest.map(two, pages[1], kind, skipped).map(drop)));
+            check(pages.map(Some));
+            let mut batch = ranges::TakenBatch::new(guest.id());
+            let done = batch.edit_many(|skipped, room| {
+                let run = Run::new(one, two).expect("in order");
+                let mut budget = Budget::UNLIMITED;
+                guest.clear_range(Rest::new(run), &mut budget, skipped, room)
+            });
+            assert!(done.is_ok());
+            check([None; 2]);
+            let hardware = flush::Hardware { tlb: &Null, iotlb: &Null };
+            hypervisor.free(batch.flush(&hardware).expect("it cannot fail"));
+        }
     }
 }

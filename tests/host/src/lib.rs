@@ -3,7 +3,7 @@
 //! [`Hypervisor`] is the glue an embedder writes, over any [`Ram`]. [`World`] runs it
 //! on the software model, whose hardware holds stale entries and says when one is
 //! used. [`PlainRam`] is memory without hardware, for counting instructions. [`walks`]
-//! counts what unmapping a whole space costs.
+//! counts what unmapping a whole space costs, [`teardown`] what taking a table down does.
 
 mod caller;
 pub mod calls;
@@ -14,8 +14,10 @@ mod memory;
 pub mod nested;
 mod plain;
 mod plants;
+pub mod simulate;
 pub mod sparse;
 mod storage;
+pub mod teardown;
 pub mod walks;
 pub mod workloads;
 pub mod world;

@@ -22,6 +22,13 @@ pub trait Ram {
     fn frames(&self) -> u64;
     /// Reads word `index` of a frame.
     fn read(&self, mfn: Mfn, index: usize) -> u64;
+    /// Reads words from `index` on, as bytes in memory order.
+    #[inline]
+    fn read_words(&self, mfn: Mfn, index: usize, words: &mut [[u8; 8]]) {
+        for (offset, word) in words.iter_mut().enumerate() {
+            *word = self.read(mfn, index + offset).to_le_bytes();
+        }
+    }
     /// Writes word `index` of a frame.
     fn write(&self, mfn: Mfn, index: usize, value: u64);
     /// Replaces a word in one step; visible to hardware on return.

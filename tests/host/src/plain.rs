@@ -43,6 +43,15 @@ impl Ram for PlainRam {
     }
 
     #[inline]
+    fn read_words(&self, mfn: Mfn, index: usize, words: &mut [[u8; 8]]) {
+        let frame = usize::try_from(mfn.get()).expect("a frame of this machine");
+        let frame = &self.frames[frame][index..index + words.len()];
+        for (word, read) in words.iter_mut().zip(frame) {
+            *word = read.load(Ordering::Acquire).to_le_bytes();
+        }
+    }
+
+    #[inline]
     fn write(&self, mfn: Mfn, index: usize, value: u64) {
         self.word(mfn, index).store(value, Ordering::Release);
     }

@@ -75,7 +75,7 @@ fn specials(specials: &[Special]) -> String {
 }
 
 /// A table with this header.
-pub(super) fn new<const N: usize>(header: [&str; N]) -> Table {
+pub(crate) fn new<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(header);
@@ -83,12 +83,12 @@ pub(super) fn new<const N: usize>(header: [&str; N]) -> Table {
 }
 
 /// A cell for a figure.
-pub(super) fn right(text: &str) -> Cell {
+pub(crate) fn right(text: &str) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
 
 /// A number with a comma between groups of three digits.
-pub(super) fn grouped(number: u64) -> String {
+pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (place, digit) in digits.chars().enumerate() {

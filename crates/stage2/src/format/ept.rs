@@ -118,7 +118,7 @@ const fn memory_type(raw: u64) -> Option<MemoryType> {
 impl Format for Ept {
     #[inline]
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.geometry.known_x86()
     }
 
     fn largest_leaf(&self) -> Level {

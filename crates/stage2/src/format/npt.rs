@@ -122,7 +122,7 @@ impl Npt {
 impl Format for Npt {
     #[inline]
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.geometry.known_x86()
     }
 
     fn largest_leaf(&self) -> Level {

@@ -85,7 +85,7 @@ const fn access_word(access: Access) -> Result<u64, Unencodable> {
 impl Format for Vtd {
     #[inline]
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.geometry.known_x86()
     }
 
     fn largest_leaf(&self) -> Level {

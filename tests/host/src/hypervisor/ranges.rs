@@ -68,7 +68,7 @@ impl<R: Ram> Guest<R> {
         skipped: &mut Skipped<'_>,
     ) -> Result<(), String> {
         let in_words = |error: SetError| format!("{error:?}");
-        let displaced = match &mut *lock(&self.tables) {
+        let displaced = match lock(&self.space).edit() {
             Tables::Shared(both) => {
                 both.set(gfn, order, mfn, kind, skipped).map_err(in_words)?.is_some()
             }
@@ -93,7 +93,7 @@ impl<R: Ram> Guest<R> {
         room: &mut Room<'_, 'id, Taken, 32>,
     ) -> Result<(), Stopped> {
         let left = room.left();
-        match &mut *lock(&self.tables) {
+        match lock(&self.space).edit() {
             Tables::Shared(both) => {
                 let mut leaves = Vec::new();
                 let sink = Collect { left, leaves: &mut leaves };
@@ -139,7 +139,7 @@ impl<R: Ram> Guest<R> {
         skipped: &mut Skipped<'_>,
     ) -> Result<(), Stopped> {
         let mut budget = Budget::UNLIMITED;
-        match &mut *lock(&self.tables) {
+        match lock(&self.space).edit() {
             Tables::Shared(both) => {
                 both.restrict(Rest::new(run), allowed, &mut budget, skipped).map(drop)
             }
@@ -152,8 +152,8 @@ impl<R: Ram> Guest<R> {
 
     /// The end of the guest's tables. No CPU runs it and it has no device any more.
     pub fn take_down(self) -> TakeDown<R> {
-        let Self { id, tables, dma, cpus, grants: _, handles: _ } = self;
-        let trees = match tables.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        let Self { id, space, dma, cpus, grants: _, handles: _ } = self;
+        let trees = match space.into_inner().unwrap_or_else(PoisonError::into_inner).tables {
             Tables::Shared(both) => Trees::Shared(both.teardown()),
             Tables::Separate { cpu, device } => {
                 let rest = Some(Rest::new(dma.space()));
