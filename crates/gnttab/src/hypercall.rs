@@ -130,16 +130,17 @@ fn map_element<D: Domain>(domain: &D, batch: &mut PinBatch, at: GuestAddress) ->
     let mut request = MapGrantRef::new_zeroed();
     read(domain, at, &mut request)?;
     map(domain, batch, &mut request);
+    let told = domain.copy_to_guest(at, request.as_bytes());
+    if told.is_err() {
+        take_back(domain, batch, &request);
+    }
+    told.map_err(|_| Errno::Fault)?;
     // A failed map keeps its pin until the flush, and a domain's own page that is pinned is
     // taken for one that moved already: nothing may look at it before.
     if request.domain == domain.id().get() && request.status != Status::Okay.value() {
         settle(domain, batch)?;
     }
-    let told = domain.copy_to_guest(at, request.as_bytes());
-    if told.is_err() {
-        take_back(domain, batch, &request);
-    }
-    told.map_err(|_| Errno::Fault)
+    Ok(())
 }
 
 #[inline]

@@ -27,6 +27,15 @@ use crate::{
 /// `K` says who walks its tables: [`Tlb`] for the CPUs alone,
 /// [`Shared`](flush::Shared) where a VT-d unit uses the same tables. A shared table
 /// records every change for both kinds.
+///
+/// Its tables are not handed out: an edit past it would make a proof that knows nothing of
+/// page kinds, or of shadows that still show the page.
+///
+/// ```compile_fail,E0624
+/// fn edit<F: stage2::Format, M: stage2::TableMemory>(map: &p2m::P2m<F, M>) {
+///     let tables = map.tables();
+/// }
+/// ```
 #[derive(Debug)]
 pub struct P2m<F, M, K = Tlb> {
     format: F,

@@ -136,3 +136,20 @@ fn an_own_page_still_moves_after_a_map_of_it_failed() {
     assert_eq!((both[0].status, both[1].status), (-1, 0));
     assert!(!world.ram.borrow().contains_key(&(CALLER, 30)), "the page is at two numbers");
 }
+
+/// Symptom: an element kept the status its guest had left there. Cause: the flush after a
+/// failed map of an own grant came before the copy, and failed. Cure: first the status.
+#[test]
+fn a_failed_own_map_has_its_status_even_if_the_flush_behind_it_fails() {
+    let world = World::new();
+    let taken = world.map_one(request(9));
+    world.grant(CALLER, 30, PERMIT, CALLER);
+    let displacing = MapGrantRef { host_addr: 61 << 12, ..request(10) };
+    world.write(ARRAY, &[displacing, own(30, taken.host_addr >> 12)]);
+    let (cpus, devices) = world.flushes.get();
+    world.flush_fails.set(Some(cpus + devices));
+    assert_eq!(world.call(0, 2), Outcome::Failed(Errno::Fault));
+    let statuses: Vec<i16> =
+        world.read::<MapGrantRef>(ARRAY, 2).iter().map(|element| element.status).collect();
+    assert_eq!(statuses, [0, -1]);
+}
