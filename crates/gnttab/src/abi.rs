@@ -23,6 +23,8 @@ pub enum Operation {
     SetupTable,
     /// 4: give a page away. Not offered.
     Transfer,
+    /// 5: copy between granted pages and the caller's own.
+    Copy,
     /// 6: frames in use and frames allowed.
     QuerySize,
     /// 7: give mappings back, putting another page there.
@@ -56,6 +58,7 @@ impl Operation {
             1 => Self::UnmapGrantRef,
             2 => Self::SetupTable,
             4 => Self::Transfer,
+            5 => Self::Copy,
             6 => Self::QuerySize,
             7 => Self::UnmapAndReplace,
             8 => Self::SetVersion,
@@ -116,8 +119,10 @@ pub enum Status {
     BadVirtualAddress = -5,
     /// -8: refused by policy.
     PermissionDenied = -8,
-    /// -9: the granted frame is not RAM.
+    /// -9: the granted frame, or the frame to copy, is not RAM.
     BadPage = -9,
+    /// -10: the bytes to copy do not lie in one page.
+    BadCopyArgument = -10,
     /// -12: the granted page is not present yet; ask again.
     Again = -12,
     /// -13: no handle left.
@@ -185,6 +190,9 @@ pub(crate) const NO_FRAME: u64 = u64::MAX;
 /// Handle that is never valid, written where a map failed.
 pub(crate) const NO_HANDLE: u32 = u32::MAX;
 
+/// Bytes of a page.
+pub(crate) const PAGE_BYTES: u16 = 4096;
+
 /// Version 2 status words in one frame.
 pub(crate) const STATUS_PER_PAGE: usize = 2048;
 
@@ -210,6 +218,12 @@ pub(crate) mod map_flags {
     pub(crate) const READ_ONLY: u32 = 1 << 2;
     pub(crate) const APPLICATION: u32 = 1 << 3;
     pub(crate) const CONTAINS_PTE: u32 = 1 << 4;
+}
+
+/// Bits of a copy request; no other has a meaning.
+pub(crate) mod copy_flags {
+    pub(crate) const SOURCE_REFERENCE: u16 = 1 << 0;
+    pub(crate) const DEST_REFERENCE: u16 = 1 << 1;
 }
 
 macro_rules! guest_structures {
@@ -285,6 +299,32 @@ guest_structures! {
         padding_before_list: [u16; 3] = 10,
         /// In: address of an array of 64-bit frame numbers.
         list: u64 = 16,
+    }
+    /// One side of a [`GrantCopy`].
+    CopyPlace, 16 {
+        /// In: a reference in its low 32 bits, or a frame number of the caller.
+        frame: u64 = 0,
+        /// In: the granter, or the caller; the caller may name itself by `0x7ff0`.
+        domain: u16 = 8,
+        /// In: first byte in the page.
+        offset: u16 = 10,
+        /// Not looked at.
+        padding: u32 = 12,
+    }
+    /// One element of [`Operation::Copy`]; only the status is written back.
+    GrantCopy, 40 {
+        /// In: where to read.
+        source: CopyPlace = 0,
+        /// In: where to write.
+        dest: CopyPlace = 16,
+        /// In: how many bytes.
+        length: u16 = 32,
+        /// In: which sides are references: bit 0 the source, bit 1 the destination.
+        flags: u16 = 34,
+        /// Out: [`Status`].
+        status: i16 = 36,
+        /// Not looked at.
+        padding: u16 = 38,
     }
     /// Argument of [`Operation::QuerySize`].
     QuerySize, 16 {

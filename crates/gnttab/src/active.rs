@@ -1,8 +1,9 @@
 //! What the hypervisor knows of a grant in use: frame, holder, pins.
 //!
 //! An [`ActiveEntry`] exists for every reference of a table, in pages of
-//! [`ACTIVE_PER_PAGE`]. The guest cannot reach it: while any pin is held, the frame
-//! written here is the truth, whatever the granter does to the shared entry.
+//! [`ACTIVE_PER_PAGE`]. The guest cannot reach it: while the grant is mapped, the frame
+//! written here is the truth, whatever the granter does to the shared entry. A copy that
+//! finds it unmapped reads the shared entry and holds its page by itself.
 
 use flush::{DomainId, Mfn};
 
@@ -16,6 +17,10 @@ pub(crate) enum Use {
     HostWrite,
     /// A CPU mapping that may only read.
     HostRead,
+    /// A copy to the page.
+    CopyWrite,
+    /// A copy from the page.
+    CopyRead,
 }
 
 impl Use {
@@ -23,19 +28,24 @@ impl Use {
         match self {
             Self::HostWrite => 0,
             Self::HostRead => 8,
+            Self::CopyWrite => 16,
+            Self::CopyRead => 24,
         }
     }
 }
 
-/// Four counters of 8 bits: host write, host read, device write, device read.
+/// Four counters of 8 bits: host write, host read, copy write, copy read.
 ///
-/// A translated caller's devices follow its CPU mappings, so only the host counters
-/// move here. Each counts to 128.
+/// A translated caller's devices follow its CPU mappings, so they need no counters. Each
+/// counts to 128. Copies count apart: only a mapping makes the active entry's frame the
+/// truth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pins(u32);
 
-/// Counters that allow writing: host write and device write.
+/// Counters that allow writing: host write and copy write.
 const WRITABLE: u32 = 0x00ff_00ff;
+/// Counters of mappings.
+const MAPPED: u32 = 0xffff;
 /// The bit of a counter that refuses further pins.
 const REFUSED: u32 = 0x80;
 
@@ -67,6 +77,16 @@ impl Pins {
     /// Whether any holder may write.
     pub(crate) const fn writable(self) -> bool {
         self.0 & WRITABLE != 0
+    }
+
+    /// Whether there is a mapping.
+    pub(crate) const fn mapped(self) -> bool {
+        self.0 & MAPPED != 0
+    }
+
+    /// Whether there is a mapping that may write.
+    pub(crate) const fn mapped_writable(self) -> bool {
+        self.0 & MAPPED & WRITABLE != 0
     }
 }
 

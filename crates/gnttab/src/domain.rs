@@ -59,6 +59,8 @@ pub enum Action {
     Map,
     /// Unmap a page of the granter.
     Unmap,
+    /// Copy from or to a page of the granter, whether granted to the caller or passed on.
+    Copy,
     /// Size the table, or list its shared or status frames.
     Setup,
     /// Ask for the table's size or version.
@@ -94,6 +96,30 @@ pub enum PageError {
     /// The page takes no further reference, or not of that type.
     Refused,
 }
+
+/// Bytes of a page, from `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageBytes {
+    /// The page. It is referenced as long as the copy lasts.
+    pub page: Mfn,
+    /// The first byte in it, from 0.
+    pub first: u16,
+}
+
+/// What [`Domain::copy_page`] has to move. Both ranges lie in their pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageCopy {
+    /// What is read.
+    pub from: PageBytes,
+    /// What is written: it may be the same page, and the two may overlap.
+    pub to: PageBytes,
+    /// Number of bytes, 0 to 4096.
+    pub length: u16,
+}
+
+/// The embedder could not reach one of the pages; part of the bytes may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotCopied;
 
 /// A mapping to put into the caller's p2m (and its devices' tables).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,7 +225,7 @@ pub trait Domain: Sized {
     /// Runs `action` with the lock of that domain's grant table; `None` if there is no
     /// such domain, and then `action` did not run.
     ///
-    /// A destroyed granter has to be found here as long as its grants are mapped. No
+    /// A destroyed granter has to be found here as long as its grants are in use. No
     /// other table's lock is held.
     fn with_granter<R>(
         &self,
@@ -220,9 +246,10 @@ pub trait Domain: Sized {
     fn preempt(&self) -> bool;
 
     /// Takes a reference on a page of `granter`, and for write access a writable type
-    /// reference if the granter's pages have types. The granter's table is locked.
+    /// reference if the granter's pages have types. The granter's table is locked, unless
+    /// the caller copies from or to a page of its own: then no lock is held.
     ///
-    /// A look-up takes the lock of the granter's p2m inside. For [`GrantedFrame::Pinned`]
+    /// Only RAM of `granter` itself counts: what it has mapped of others does not. A look-up takes the lock of the granter's p2m inside. For [`GrantedFrame::Pinned`]
     /// the reference has to be on that very page.
     ///
     /// # Errors
@@ -237,11 +264,23 @@ pub trait Domain: Sized {
     /// Drops what [`Pin::page`] holds. The granter's table may be locked.
     fn put_page(&self, pin: Released<Pin>);
 
-    /// Notes that the page may have been written. The granter's table is locked, if it
-    /// still exists.
+    /// Notes that a page of `granter` may have been written: it was mapped, or copied to.
+    /// The granter's table may be locked.
     ///
     /// It comes after the flush: a write through a stale translation is not lost.
     fn mark_dirty(&self, granter: DomainId, page: &Released<Pin>);
+
+    /// Moves bytes from one page to another, through the hypervisor's own mapping of
+    /// memory. No lock is held.
+    ///
+    /// References on both pages are held, for writing on `to`. No translation of the
+    /// caller may be made for it, and nothing of it may be in use any more on return: no
+    /// flush follows. Guests and devices may write to either page at the same time. Where
+    /// the ranges overlap, what ends up in the common bytes is not defined.
+    ///
+    /// # Errors
+    /// [`NotCopied`], with nothing written outside of `to`.
+    fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied>;
 
     /// Frees a page-table page that an edit unlinked. No lock is held.
     fn put_table(&self, table: Released<TablePage>);

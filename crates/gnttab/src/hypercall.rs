@@ -6,13 +6,17 @@
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::{
-    abi::{Errno, MapGrantRef, Operation, Status, UnmapAndReplace, UnmapGrantRef},
+    abi::{Errno, GrantCopy, MapGrantRef, Operation, Status, UnmapAndReplace, UnmapGrantRef},
+    copy::copy,
     domain::{BATCH, Domain, GuestAddress},
     map::{ROOM_FOR_MAP, map, take_back},
     release::{PinBatch, settle},
     setup,
     unmap::{Unmap, unmap},
 };
+
+/// Elements that share one flush, as a count.
+const CHUNK: u32 = BATCH as u32;
 
 /// A grant-table hypercall as the guest makes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,11 +66,15 @@ impl Call {
             Err(errno) => return Outcome::Failed(errno),
         };
         match operation {
-            Operation::MapGrantRef => self.chunks::<MapGrantRef, D>(domain, map_element),
-            Operation::UnmapGrantRef => self.chunks::<UnmapGrantRef, D>(domain, unmap_element),
-            Operation::UnmapAndReplace => {
-                self.chunks::<UnmapAndReplace, D>(domain, replace_element)
+            Operation::MapGrantRef => self.chunks::<MapGrantRef, D, CHUNK>(domain, map_element),
+            Operation::UnmapGrantRef => {
+                self.chunks::<UnmapGrantRef, D, CHUNK>(domain, unmap_element)
             }
+            Operation::UnmapAndReplace => {
+                self.chunks::<UnmapAndReplace, D, CHUNK>(domain, replace_element)
+            }
+            // It leaves nothing for a common flush, so it can be left after each.
+            Operation::Copy => self.chunks::<GrantCopy, D, 1>(domain, copy_element),
             Operation::Transfer => Outcome::Failed(Errno::NotSupported),
             Operation::SetupTable => self.single(domain, setup::setup_table),
             Operation::QuerySize => self.single(domain, setup::query_size),
@@ -89,9 +97,9 @@ impl Call {
         }
     }
 
-    /// Runs `element` over all elements of type `T`, in chunks that share one flush.
+    /// Runs `element` over all elements of type `T`, in chunks of `N` that share one flush.
     #[inline]
-    fn chunks<T, D: Domain>(
+    fn chunks<T, D: Domain, const N: u32>(
         self,
         domain: &D,
         element: impl Fn(&D, &mut PinBatch, GuestAddress) -> Result<(), Errno>,
@@ -101,7 +109,7 @@ impl Call {
         let mut next = Some(self.argument);
         let mut left = self.count;
         while left > 0 {
-            let end = left.saturating_sub(BATCH as u32);
+            let end = left.saturating_sub(N);
             let mut result = Ok(());
             while left > end && result.is_ok() {
                 result = next.ok_or(Errno::Fault).and_then(|at| element(domain, &mut batch, at));
@@ -167,6 +175,19 @@ fn replace_element<D: Domain>(
     read(domain, at, &mut request)?;
     let UnmapAndReplace { host_addr, new_addr, handle, status: _, padding: _ } = request;
     let status = unmap(domain, batch, Unmap { host_addr, handle, new_addr });
+    write_status(domain, at, STATUS, status)
+}
+
+fn copy_element<D: Domain>(
+    domain: &D,
+    batch: &mut PinBatch,
+    at: GuestAddress,
+) -> Result<(), Errno> {
+    const STATUS: u64 = core::mem::offset_of!(GrantCopy, status) as u64;
+    let mut request = GrantCopy::new_zeroed();
+    read(domain, at, &mut request)?;
+    // Both pages are given back by now: who sees the status sees no bit in use for it.
+    let status = copy(domain, batch, &request)?;
     write_status(domain, at, STATUS, status)
 }
 

@@ -30,10 +30,12 @@ extern crate std;
 
 pub mod abi;
 mod active;
+mod copy;
 mod domain;
 mod entry;
 mod frames;
 mod hypercall;
+mod lend;
 mod map;
 mod maptrack;
 mod pin;
@@ -47,13 +49,14 @@ pub use abi::{Errno, Operation, Status};
 pub use active::{ACTIVE_PER_PAGE, ActiveEntry};
 pub use domain::{
     Action, BATCH, ClearError, Crash, Domain, Expected, FlushFailure, GrantedFrame, GuestAddress,
-    GuestFault, Inserted, Mapping, NoMemory, NotInserted, PageError, Removed,
+    GuestFault, Inserted, Mapping, NoMemory, NotCopied, NotInserted, PageBytes, PageCopy,
+    PageError, Removed,
 };
 pub use entry::{Rights, SharedPage, StatusPage};
 pub use frames::{FrameError, VersionError};
 pub use hypercall::{Call, Outcome};
 pub use maptrack::{FreeList, MAPTRACK_PER_PAGE, Maptrack, MaptrackEntry, MaptrackStorage, VcpuId};
-pub use pin::{Grant, PageReference, Pin};
+pub use pin::{Grant, PageReference, Pin, Purpose};
 pub use release::{give_out, release};
 pub use table::{AccessError, GrantStorage, GrantTable, TableFrame, Version};
 pub use teardown::{Teardown, release_all};

@@ -116,7 +116,7 @@ fn keep<'id>(
     match result {
         Ok(Inserted { displaced, moved }) => {
             for Removed { page, cleared } in [displaced, moved].into_iter().flatten() {
-                hold(Pin::displaced(page), cleared);
+                hold(Pin::ungranted(page), cleared);
             }
             Some(pin)
         }
@@ -128,7 +128,7 @@ fn keep<'id>(
 }
 
 /// The proof for a page that never got an entry.
-fn untouched<'id>(skipped: &mut Skipped<'id>) -> Cleared<'id> {
+pub(crate) fn untouched<'id>(skipped: &mut Skipped<'id>) -> Cleared<'id> {
     let cpus = skipped.absent::<Tlb>();
     let devices = skipped.absent::<Iotlb>();
     cpus.with(&devices)

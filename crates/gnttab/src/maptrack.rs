@@ -10,7 +10,7 @@ use flush::DomainId;
 use crate::{
     domain::NoMemory,
     entry::Rights,
-    pin::{Grant, Pin},
+    pin::{Grant, Pin, Purpose},
 };
 
 /// Entries in one page of storage.
@@ -49,7 +49,8 @@ impl MaptrackEntry {
     #[inline]
     pub(crate) const fn grant(&self) -> Grant {
         let rights = if self.flags & WRITABLE != 0 { Rights::ReadWrite } else { Rights::Read };
-        Grant { granter: self.granter, reference: self.reference, rights }
+        let Self { reference, granter, flags: _, owner: _, next: _ } = *self;
+        Grant { granter, reference, rights, purpose: Purpose::Map }
     }
 
     /// Whether the mapping holds a writable type reference.

@@ -1,4 +1,4 @@
-//! Linear owners of what a mapping holds: page reference, type reference, pin.
+//! Linear owners of what a mapping or a copy holds: page reference, type reference, pin.
 //!
 //! Holding a [`Pin`] says that its page is still counted, whatever became of the
 //! mapping. It goes into a batch with the proof that the mapping is gone, and comes
@@ -6,7 +6,7 @@
 
 use flush::{DomainId, Mfn};
 
-use crate::entry::Rights;
+use crate::{active::Use, entry::Rights};
 
 /// One reference on a page, and perhaps one on its writable type.
 ///
@@ -40,6 +40,15 @@ impl PageReference {
     }
 }
 
+/// What a grant is held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A mapping, until it is unmapped and flushed.
+    Map,
+    /// One copy, until its bytes are moved.
+    Copy,
+}
+
 /// The grant behind a pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
@@ -47,11 +56,27 @@ pub struct Grant {
     pub granter: DomainId,
     /// Reference in the granter's table.
     pub reference: u32,
-    /// What the mapping could do.
+    /// What the holder could do.
     pub rights: Rights,
+    /// What it is held for.
+    pub purpose: Purpose,
 }
 
-/// What one mapping held until the flush: a counted page, and the grant it came from.
+impl Grant {
+    /// The counter that a pin on it moves.
+    #[inline]
+    pub(crate) const fn pin_use(self) -> Use {
+        match (self.purpose, self.rights) {
+            (Purpose::Map, Rights::Read) => Use::HostRead,
+            (Purpose::Map, Rights::ReadWrite) => Use::HostWrite,
+            (Purpose::Copy, Rights::Read) => Use::CopyRead,
+            (Purpose::Copy, Rights::ReadWrite) => Use::CopyWrite,
+        }
+    }
+}
+
+/// What a mapping held until the flush, or a copy until its end: a counted page, and the
+/// grant it came from.
 #[derive(Debug)]
 #[must_use = "dropping it leaks the page; it belongs into a batch"]
 pub struct Pin {
@@ -61,12 +86,13 @@ pub struct Pin {
 
 impl Pin {
     /// The pin of a grant.
-    pub(crate) const fn mapping(page: PageReference, grant: Grant) -> Self {
+    pub(crate) const fn granted(page: PageReference, grant: Grant) -> Self {
         Self { page, grant: Some(grant) }
     }
 
-    /// A page that lost its place to a mapping, and only waits for the flush.
-    pub(crate) const fn displaced(page: PageReference) -> Self {
+    /// A page with no grant behind it: RAM that lost its place to a mapping, or the
+    /// caller's own page in a copy.
+    pub(crate) const fn ungranted(page: PageReference) -> Self {
         Self { page, grant: None }
     }
 
@@ -82,7 +108,8 @@ impl Pin {
         &self.page
     }
 
-    /// The grant, or `None` for a page that a mapping displaced.
+    /// The grant, or `None` for a page that a mapping displaced, and for the caller's own
+    /// page in a copy.
     #[must_use]
     #[inline]
     pub const fn grant(&self) -> Option<Grant> {

@@ -10,10 +10,10 @@ use flush::{DomainId, Gfn, Mfn, Released};
 
 use crate::{
     abi::{self, RESERVED_REFERENCES, entry_flags},
-    active::{ACTIVE_PER_PAGE, ActiveEntry, Use},
+    active::{ACTIVE_PER_PAGE, ActiveEntry},
     domain::{GrantedFrame, NoMemory, PageError},
-    entry::{self, OpenError, Opened, Rights, SharedPage, StatusPage},
-    pin::{Grant, PageReference, Pin},
+    entry::{self, OpenError, Opened, Rights, SharedPage, Sorts, StatusPage, Target},
+    pin::{Grant, PageReference, Pin, Purpose},
 };
 
 /// Layout of the shared entries.
@@ -121,8 +121,17 @@ pub enum AccessError {
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) pin: Pin,
-    /// Frame number in the granter's space, known when the first pin is taken.
+    /// Frame number in the granter's space, known when nothing else had it mapped.
     pub(crate) number: Option<Gfn>,
+}
+
+/// What is known of a grant when its page is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Found {
+    /// It is mapped, so the page is the one of the active entry.
+    Mapped(Mfn),
+    /// The entry was opened.
+    Entry(Target),
 }
 
 /// One domain's grants.
@@ -169,7 +178,8 @@ impl<S: GrantStorage> GrantTable<S> {
         self.pinned
     }
 
-    /// Begins an access: checks the entry, marks it in use, counts page and pin.
+    /// Begins the access of a mapping: checks the entry, marks it in use, counts page and
+    /// pin.
     ///
     /// After an error nothing is held, and no in-use bit stays set that this set.
     pub(crate) fn begin_access(
@@ -180,42 +190,73 @@ impl<S: GrantStorage> GrantTable<S> {
         clamp: impl Fn(usize, usize) -> usize,
         get_page: impl FnOnce(GrantedFrame) -> Result<PageReference, PageError>,
     ) -> Result<Begun, AccessError> {
+        let grant = Grant { granter: self.owner, reference, rights, purpose: Purpose::Map };
+        let (index, (page, number)) = self.begin(grant, caller, Sorts::Pages, clamp, |found| {
+            let (frame, number) = match found {
+                Found::Mapped(mfn) => (GrantedFrame::Pinned(mfn), None),
+                Found::Entry(Target::Page { frame, window: _ }) => {
+                    (GrantedFrame::Number(frame), Some(frame))
+                }
+                Found::Entry(Target::Forward { .. }) => return Err(AccessError::Refused),
+            };
+            Ok((get_page(frame).map_err(AccessError::Page)?, number))
+        })?;
+        if let Some(active) = self.active(index) {
+            active.mfn = page.mfn();
+        }
+        Ok(Begun { pin: Pin::granted(page, grant), number })
+    }
+
+    /// Checks and counts an access to what `grant` says; `take` gets hold of its page.
+    ///
+    /// Returns the index with what `take` returned. After an error nothing is counted, and
+    /// no in-use bit stays set that this set.
+    pub(crate) fn begin<T>(
+        &mut self,
+        grant: Grant,
+        caller: DomainId,
+        sorts: Sorts,
+        clamp: impl Fn(usize, usize) -> usize,
+        take: impl FnOnce(Found) -> Result<T, AccessError>,
+    ) -> Result<(usize, T), AccessError> {
+        let Grant { granter: _, reference, rights, purpose: _ } = grant;
         let index = self.index(reference, clamp).ok_or(AccessError::OutOfRange)?;
         let active = *self.active(index).ok_or(AccessError::OutOfRange)?;
         let first = active.pins.is_empty();
         if !first && active.holder != caller {
             return Err(AccessError::OtherHolder);
         }
-        let pins = active.pins.add(pin_use(rights)).ok_or(AccessError::TooManyPins)?;
-        // Once pinned, the entry is read again only for a right it was not asked before.
-        let opened = if first || (rights == Rights::ReadWrite && !active.pins.writable()) {
-            Some(self.open(index, caller, rights)?)
+        let pins = active.pins.add(grant.pin_use()).ok_or(AccessError::TooManyPins)?;
+        // Once mapped, the entry is read again only for a right it was not asked before.
+        let mapped = active.pins.mapped();
+        let sorts = if mapped { Sorts::Pages } else { sorts };
+        let opened = if !mapped || (rights == Rights::ReadWrite && !active.pins.mapped_writable()) {
+            Some(self.open(index, caller, rights, sorts)?)
         } else {
             None
         };
-        let (frame, number) = match opened {
-            Some(Opened { frame, .. }) if first => (GrantedFrame::Number(frame), Some(frame)),
-            Some(_) | None => (GrantedFrame::Pinned(active.mfn), None),
+        let found = match opened {
+            Some(Opened { target, .. }) if !mapped => Found::Entry(target),
+            Some(_) | None => Found::Mapped(active.mfn),
         };
-        let page = match get_page(frame) {
-            Ok(page) => page,
+        let taken = match take(found) {
+            Ok(taken) => taken,
             Err(error) => {
                 self.close(index, opened.map_or(0, |opened| opened.newly_set));
-                return Err(AccessError::Page(error));
+                return Err(error);
             }
         };
         if first && index >= RESERVED_REFERENCES {
             self.pinned = self.pinned.saturating_add(1);
         }
-        let entry = ActiveEntry { mfn: page.mfn(), pins, holder: caller };
         if let Some(active) = self.active(index) {
-            *active = entry;
+            active.pins = pins;
+            active.holder = caller;
         }
-        let grant = Grant { granter: self.owner, reference, rights };
-        Ok(Begun { pin: Pin::mapping(page, grant), number })
+        Ok((index, taken))
     }
 
-    /// The page behind a reference that `holder` has pinned.
+    /// The page behind a reference that `holder` has mapped.
     #[inline]
     pub(crate) fn pinned_page(
         &mut self,
@@ -225,7 +266,7 @@ impl<S: GrantStorage> GrantTable<S> {
     ) -> Option<Mfn> {
         let index = self.index(reference, clamp)?;
         let active = self.active(index)?;
-        (!active.pins.is_empty() && active.holder == holder).then_some(active.mfn)
+        (active.pins.mapped() && active.holder == holder).then_some(active.mfn)
     }
 
     /// Ends an access whose flush completed: `put` drops the references, then the pin
@@ -238,10 +279,16 @@ impl<S: GrantStorage> GrantTable<S> {
         put: impl FnOnce(Released<Pin>),
     ) {
         put(released);
+        self.unpin(grant);
+    }
+
+    /// Takes one pin away; with the last of its sort goes the in-use bit.
+    #[inline]
+    pub(crate) fn unpin(&mut self, grant: Grant) {
         // In range: a table never shrinks, and keeps its version while pins are held.
         let Some(index) = self.index(grant.reference, |index, _| index) else { return };
         let Some(active) = self.active(index) else { return };
-        active.pins = active.pins.remove(pin_use(grant.rights));
+        active.pins = active.pins.remove(grant.pin_use());
         let pins = active.pins;
         if pins.is_empty() {
             if index >= RESERVED_REFERENCES {
@@ -255,7 +302,11 @@ impl<S: GrantStorage> GrantTable<S> {
 
     /// A guest's reference as an index into the table.
     #[inline]
-    fn index(&self, reference: u32, clamp: impl Fn(usize, usize) -> usize) -> Option<usize> {
+    pub(crate) fn index(
+        &self,
+        reference: u32,
+        clamp: impl Fn(usize, usize) -> usize,
+    ) -> Option<usize> {
         let index = usize::try_from(reference).ok().filter(|index| *index < self.references)?;
         Some(clamp(index, self.references))
     }
@@ -266,7 +317,13 @@ impl<S: GrantStorage> GrantTable<S> {
         Some(&mut page[index % ACTIVE_PER_PAGE])
     }
 
-    fn open(&self, index: usize, caller: DomainId, rights: Rights) -> Result<Opened, AccessError> {
+    fn open(
+        &self,
+        index: usize,
+        caller: DomainId,
+        rights: Rights,
+        sorts: Sorts,
+    ) -> Result<Opened, AccessError> {
         let per_page = self.version.per_page();
         let words = self.storage.shared(index / per_page).ok_or(AccessError::OutOfRange)?;
         let opened = match self.version {
@@ -274,7 +331,7 @@ impl<S: GrantStorage> GrantTable<S> {
             Version::V2 => {
                 let status = self.status_word(index).ok_or(AccessError::OutOfRange)?;
                 let head = index % 256 * 2;
-                entry::open_v2(&words[head], &words[head + 1], status, caller, rights)
+                entry::open_v2(&words[head], &words[head + 1], status, caller, rights, sorts)
             }
         };
         opened.map_err(|error| match error {
@@ -305,12 +362,5 @@ impl<S: GrantStorage> GrantTable<S> {
     pub(crate) fn status_word(&self, index: usize) -> Option<&core::sync::atomic::AtomicU16> {
         let page = self.storage.status(index / abi::STATUS_PER_PAGE)?;
         Some(&page[index % abi::STATUS_PER_PAGE])
-    }
-}
-
-const fn pin_use(rights: Rights) -> Use {
-    match rights {
-        Rights::Read => Use::HostRead,
-        Rights::ReadWrite => Use::HostWrite,
     }
 }

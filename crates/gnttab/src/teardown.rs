@@ -69,7 +69,7 @@ fn release_one<D: Domain>(domain: &D, batch: &mut PinBatch, handle: u32) {
         Some(Some(page)) => batch.edit_many(|skipped, room| {
             let cleared = domain.forget(skipped);
             // The caller looked for room; without any the page would be lost, not released.
-            drop(room.hold(Pin::mapping(page, grant), cleared));
+            drop(room.hold(Pin::granted(page, grant), cleared));
         }),
         Some(None) => {}
         None => domain.crash(Crash::UnknownGranter { granter: grant.granter }),

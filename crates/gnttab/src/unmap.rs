@@ -73,7 +73,7 @@ fn clear<'id, D: Domain>(
         Err(Status::GeneralError)
     })?;
     let page = PageReference::taken(mfn, mapped.typed());
-    Ok((Pin::mapping(page, grant), cleared))
+    Ok((Pin::granted(page, grant), cleared))
 }
 
 #[inline]

@@ -12,14 +12,15 @@ use flush::{
 };
 use gnttab::{
     Action, BATCH, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotInserted, PageError, PageReference,
-    Pin, Removed, Rights, VcpuId,
+    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
+    PageError, PageReference, Pin, Removed, Rights, VcpuId,
 };
 use p2m::PageKind;
 
 use crate::{
     Guest, Hypervisor, Ram,
     hypervisor::lock,
+    memory::{read_bytes, write_bytes, write_in_word},
     storage::{Grants, Handles},
 };
 
@@ -32,6 +33,14 @@ pub struct Faults {
     pub fail_read: Cell<Option<u64>>,
     /// The n-th copy to the guest (from 0) fails.
     pub fail_write: Cell<Option<u64>>,
+    /// Copies from page to page so far.
+    pub page_copies: Cell<u64>,
+    /// The n-th copy from page to page (from 0) fails.
+    pub fail_page_copy: Cell<Option<u64>>,
+    /// The n-th reference on a page (from 0) is refused.
+    pub fail_page: Cell<Option<u64>>,
+    /// References on pages asked for so far.
+    pub pages: Cell<u64>,
     /// Preemption is wanted at every question.
     pub preempt: Cell<bool>,
     /// Policy forbids this.
@@ -47,11 +56,26 @@ impl Faults {
         self.fail_read.get() == Some(reads)
     }
 
+    fn copy_fails(&self) -> bool {
+        strikes(&self.page_copies, &self.fail_page_copy)
+    }
+
+    fn page_fails(&self) -> bool {
+        strikes(&self.pages, &self.fail_page)
+    }
+
     fn write_fails(&self) -> bool {
         let (reads, writes) = self.copies.get();
         self.copies.set((reads, writes + 1));
         self.fail_write.get() == Some(writes)
     }
+}
+
+/// Counts one more; whether it is the one that fails.
+fn strikes(count: &Cell<u64>, at: &Cell<Option<u64>>) -> bool {
+    let now = count.get();
+    count.set(now + 1);
+    at.get() == Some(now)
 }
 
 /// A batch whose flush failed.
@@ -74,6 +98,8 @@ pub struct Caller<'w, R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> {
     pub faults: &'w Faults,
     /// Told of each page whose last mapping by this guest has ended, before it is freed.
     pub ended: &'w dyn Fn(Mfn),
+    /// Told that bytes are about to move from page to page.
+    pub copying: &'w dyn Fn(),
     /// Takes batches whose flush failed.
     pub failed: &'w RefCell<Vec<Failed<T, I>>>,
 }
@@ -158,6 +184,9 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
         frame: GrantedFrame,
         rights: Rights,
     ) -> Result<PageReference, PageError> {
+        if self.faults.page_fails() {
+            return Err(PageError::Refused);
+        }
         let typed = rights == Rights::ReadWrite;
         let mfn = match frame {
             GrantedFrame::Pinned(mfn) => mfn,
@@ -186,6 +215,20 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
         if self.hypervisor.pages.drop_one(page.mfn(), page.typed()) {
             self.hypervisor.memory.ram().release(page.mfn());
         }
+    }
+
+    fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {
+        (self.copying)();
+        if self.faults.copy_fails() {
+            return Err(NotCopied);
+        }
+        let PageCopy { from, to, length } = *copy;
+        let mut bytes = [0; 4096];
+        let bytes = bytes.get_mut(..length.into()).ok_or(NotCopied)?;
+        let ram = self.hypervisor.memory.ram();
+        read_bytes(ram, from.page, from.first.into(), bytes);
+        write_bytes(ram, to.page, to.first.into(), bytes);
+        Ok(())
     }
 
     #[inline]
@@ -314,23 +357,10 @@ impl<R: Ram> Hypervisor<R> {
     ) -> Result<(), GuestFault> {
         let length = bytes.len();
         let mut rest = bytes;
-        self.each_page(guest, address, length, |ram, mfn, mut offset, here| {
-            let (mut part, left) = mem::take(&mut rest).split_at_mut(here);
+        self.each_page(guest, address, length, |ram, mfn, offset, here| {
+            let (part, left) = mem::take(&mut rest).split_at_mut(here);
             rest = left;
-            while !part.is_empty() {
-                let start = offset % 8;
-                let count = if start == 0 && part.len() >= 8 {
-                    let words = part.as_chunks_mut().0;
-                    ram.read_words(mfn, offset / 8, words);
-                    words.len() * 8
-                } else {
-                    let count = part.len().min(8 - start);
-                    let word = ram.read(mfn, offset / 8).to_le_bytes();
-                    part[..count].copy_from_slice(&word[start..start + count]);
-                    count
-                };
-                (part, offset) = (&mut part[count..], offset + count);
-            }
+            read_bytes(ram, mfn, offset, part);
         })
     }
 
@@ -364,32 +394,10 @@ impl<R: Ram> Hypervisor<R> {
         bytes: &[u8],
     ) -> Result<(), GuestFault> {
         let mut rest = bytes;
-        self.each_page(guest, address, bytes.len(), |ram, mfn, mut offset, here| {
-            let (mut part, left) = rest.split_at(here);
+        self.each_page(guest, address, bytes.len(), |ram, mfn, offset, here| {
+            let (part, left) = rest.split_at(here);
             rest = left;
-            while !part.is_empty() {
-                let (source, left) = part.split_at(part.len().min(8 - offset % 8));
-                write_in_word(ram, mfn, offset, source);
-                (part, offset) = (left, offset + source.len());
-            }
+            write_bytes(ram, mfn, offset, part);
         })
     }
-}
-
-/// Writes bytes that lie in one word of a frame.
-#[inline]
-fn write_in_word<R: Ram>(ram: &R, mfn: Mfn, offset: usize, bytes: &[u8]) {
-    let word = match bytes.as_array() {
-        Some(whole) => *whole,
-        None => {
-            let mut word = ram.read(mfn, offset / 8).to_le_bytes();
-            let target = &mut word[offset % 8..offset % 8 + bytes.len()];
-            match (target.as_mut_array::<2>(), bytes.as_array()) {
-                (Some(target), Some(bytes)) => *target = *bytes,
-                _ => target.copy_from_slice(bytes),
-            }
-            word
-        }
-    };
-    ram.write(mfn, offset / 8, u64::from_le_bytes(word));
 }

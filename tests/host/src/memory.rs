@@ -186,3 +186,49 @@ impl<R: Ram> iommu_vtd::Platform for Memory<R> {
         self.0.ram.relax();
     }
 }
+
+/// Reads bytes of a frame, word by word.
+#[inline(always)]
+pub(crate) fn read_bytes<R: Ram>(ram: &R, mfn: Mfn, mut offset: usize, mut bytes: &mut [u8]) {
+    while !bytes.is_empty() {
+        let start = offset % 8;
+        let count = if start == 0 && bytes.len() >= 8 {
+            let words = bytes.as_chunks_mut().0;
+            ram.read_words(mfn, offset / 8, words);
+            words.len() * 8
+        } else {
+            let count = bytes.len().min(8 - start);
+            let word = ram.read(mfn, offset / 8).to_le_bytes();
+            bytes[..count].copy_from_slice(&word[start..start + count]);
+            count
+        };
+        (bytes, offset) = (&mut bytes[count..], offset + count);
+    }
+}
+
+/// Writes bytes of a frame, word by word.
+pub(crate) fn write_bytes<R: Ram>(ram: &R, mfn: Mfn, mut offset: usize, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        let (source, left) = bytes.split_at(bytes.len().min(8 - offset % 8));
+        write_in_word(ram, mfn, offset, source);
+        (bytes, offset) = (left, offset + source.len());
+    }
+}
+
+/// Writes bytes that lie in one word of a frame.
+#[inline]
+pub(crate) fn write_in_word<R: Ram>(ram: &R, mfn: Mfn, offset: usize, bytes: &[u8]) {
+    let word = match bytes.as_array() {
+        Some(whole) => *whole,
+        None => {
+            let mut word = ram.read(mfn, offset / 8).to_le_bytes();
+            let target = &mut word[offset % 8..offset % 8 + bytes.len()];
+            match (target.as_mut_array::<2>(), bytes.as_array()) {
+                (Some(target), Some(bytes)) => *target = *bytes,
+                _ => target.copy_from_slice(bytes),
+            }
+            word
+        }
+    };
+    ram.write(mfn, offset / 8, u64::from_le_bytes(word));
+}

@@ -161,6 +161,9 @@ pub struct Ended<'w> {
     pub failed: Vec<ModelFailed<'w>>,
 }
 
+/// What another vCPU does in the middle of a call.
+pub type OtherVcpu = Box<dyn Fn(&World)>;
+
 /// The hypervisor on the model.
 pub struct World {
     /// The hardware.
@@ -183,6 +186,8 @@ pub struct World {
     pub stay_out: Cell<bool>,
     /// CPUs do not take interrupts.
     pub deaf: Cell<bool>,
+    /// What happens while the bytes of the next copy move.
+    pub during_copy: RefCell<Option<OtherVcpu>>,
     /// Which guest each CPU runs.
     resident: RefCell<BTreeMap<usize, DomainId>>,
 }
@@ -251,6 +256,7 @@ impl World {
             patience: Cell::new(500),
             stay_out: Cell::new(false),
             deaf: Cell::new(false),
+            during_copy: RefCell::default(),
             resident: RefCell::default(),
         };
         for guest in &world.hypervisor.guests {
@@ -372,12 +378,20 @@ impl World {
                 iotlb: Lying::new(dma, iotlb_lie),
                 faults: &self.faults,
                 ended: &|mfn| self.note_end(guest, mfn),
+                copying: &|| self.copying(),
                 failed: &failed,
             };
             let outcome = f(&caller);
             (outcome, Flushes { tlb: caller.tlb.requests(), iotlb: caller.iotlb.requests() })
         };
         Ended { outcome, flushes, failed: failed.into_inner() }
+    }
+
+    /// Bytes are about to move: what a test planned for that moment happens, once.
+    fn copying(&self) {
+        if let Some(action) = self.during_copy.take() {
+            action(self);
+        }
     }
 
     /// A page's mapping by `guest` has ended: nothing of the guest's may reach it.

@@ -27,3 +27,4 @@ pub mod nvme;
 pub mod pci;
 pub mod physical;
 pub mod pvh;
+pub mod words;

@@ -8,7 +8,9 @@ use flush::Gfn;
 use super::fake::*;
 use crate::Rights::{self, Read, ReadWrite};
 use crate::active::{Pins, Use};
-use crate::entry::{OpenError, Opened, TRIES, Word, close_v1, open_v1, open_v2};
+use crate::entry::{
+    OpenError, Opened, Sorts, TRIES, Target, Window, Word, close_v1, open_v1, open_v2,
+};
 
 /// A word that the granter rewrites: the n-th access sees the n-th value.
 struct Rewritten<'a> {
@@ -55,7 +57,8 @@ const OTHER_FRAME: u64 = v1(PERMIT, 1, 0xffff_ffff);
 #[track_caller]
 fn check_v1(values: &[u64], rights: Rights, want: Result<u64, OpenError>, stored: Option<u64>) {
     let word = Rewritten::new(values);
-    let opened = open_v1(&word, CALLER, rights).map(|opened| opened.frame.get());
+    let opened = open_v1(&word, CALLER, rights).map(|opened| opened.target);
+    let want = want.map(|frame| Target::Page { frame: Gfn::new(frame), window: Window::PAGE });
     assert_eq!((opened, word.stored.get()), (want, stored));
     assert!(word.accesses.get() <= 1 + TRIES);
 }
@@ -99,8 +102,10 @@ fn version_2_looks_again_after_its_bits_are_set() {
         let status = AtomicU16::new(before);
         let head = Rewritten::new(values);
         let frame = Rewritten::new(&[0x1_2345_6789_abcd]);
-        let opened = open_v2(&head, &frame, &status, CALLER, rights);
-        let want = want.map(|newly_set| Opened { frame: Gfn::new(0x1_2345_6789_abcd), newly_set });
+        let opened = open_v2(&head, &frame, &status, CALLER, rights, Sorts::Pages);
+        let frame = Gfn::new(0x1_2345_6789_abcd);
+        let target = Target::Page { frame, window: Window::PAGE };
+        let want = want.map(|newly_set| Opened { target, newly_set });
         assert_eq!(opened, want, "{values:x?}");
         assert_eq!(status.load(Ordering::SeqCst), after, "{values:x?}");
     }

@@ -160,11 +160,23 @@ pub(super) struct World {
     /// RAM of granters, and of the caller: what a frame number shows.
     pub(super) ram: RefCell<BTreeMap<(DomainId, u64), Mfn>>,
     pub(super) counts: RefCell<BTreeMap<Mfn, Counts>>,
+    /// What pages hold; zeroes where nothing was written.
+    pub(super) bytes: RefCell<BTreeMap<Mfn, Vec<u8>>>,
+    /// Copies of pages so far, and whether they fail.
+    pub(super) copied: Cell<usize>,
+    pub(super) copy_fails: Cell<bool>,
+    /// Runs while the bytes of a copy move, as another vCPU would.
+    pub(super) during_copy: RefCell<Option<OtherVcpu>>,
+    /// Runs when guest memory is about to be written.
+    pub(super) during_write: RefCell<Option<OtherVcpu>>,
     pub(super) vcpu: Cell<u32>,
     pub(super) typed: Cell<bool>,
     pub(super) insert_fails: Cell<bool>,
     pub(super) clear_fails: Cell<Option<ClearError>>,
     pub(super) page_error: Cell<Option<PageError>>,
+    /// References on pages taken so far, and the one that is refused.
+    pub(super) pages_taken: Cell<usize>,
+    pub(super) page_fails: Cell<Option<(usize, PageError)>>,
     pub(super) denied: Cell<Option<Action>>,
     pub(super) preempt: Cell<bool>,
     pub(super) preempt_asked: Cell<usize>,
@@ -201,11 +213,18 @@ impl World {
             p2m: RefCell::default(),
             ram: RefCell::default(),
             counts: RefCell::default(),
+            bytes: RefCell::default(),
+            copied: Cell::new(0),
+            copy_fails: Cell::new(false),
+            during_copy: RefCell::new(None),
+            during_write: RefCell::new(None),
             vcpu: Cell::new(0),
             typed: Cell::new(true),
             insert_fails: Cell::new(false),
             clear_fails: Cell::new(None),
             page_error: Cell::new(None),
+            pages_taken: Cell::new(0),
+            page_fails: Cell::new(None),
             denied: Cell::new(None),
             preempt: Cell::new(false),
             preempt_asked: Cell::new(0),
@@ -254,6 +273,36 @@ impl World {
                 page[index % 256 * 2].store(head, Ordering::SeqCst);
             }
         }
+    }
+
+    /// Writes a version 2 entry: flags and grantee, what lies beside them, and the frame
+    /// or the reference.
+    pub(super) fn grant_v2(
+        &self,
+        granter: DomainId,
+        reference: u32,
+        (flags, to): (u16, DomainId),
+        (third, fourth): (u16, u16),
+        frame: u64,
+    ) {
+        let tables = self.tables.borrow();
+        assert_eq!(tables[&granter].version(), Version::V2);
+        let index = reference as usize;
+        let page = tables[&granter].storage().shared(index / 256).unwrap();
+        let high = u64::from(third) << 32 | u64::from(fourth) << 48;
+        page[index % 256 * 2 + 1].store(frame, Ordering::SeqCst);
+        let head = u64::from(flags) | u64::from(to.get()) << 16 | high;
+        page[index % 256 * 2].store(head, Ordering::SeqCst);
+    }
+
+    /// The page of a domain's frame in a new world.
+    pub(super) fn page(domain: DomainId, frame: u64) -> Mfn {
+        Mfn::new(u64::from(domain.get()) << 20 | frame)
+    }
+
+    /// What a page holds.
+    pub(super) fn content(&self, page: Mfn) -> Vec<u8> {
+        self.bytes.borrow().get(&page).cloned().unwrap_or_else(|| vec![0; 4096])
     }
 
     /// In-use bits as the granter sees them.
@@ -509,6 +558,9 @@ impl Domain for World {
     }
     fn copy_to_guest(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
         self.no_locks();
+        if let Some(action) = self.during_write.take() {
+            action(self);
+        }
         let mut memory = self.memory.borrow_mut();
         let from = usize::try_from(address.0).map_err(|_| GuestFault)?;
         let guest = memory.get_mut(from..).and_then(|tail| tail.get_mut(..bytes.len()));
@@ -552,6 +604,13 @@ impl Domain for World {
         if let Some(error) = self.page_error.get() {
             return Err(error);
         }
+        let number = self.pages_taken.get();
+        self.pages_taken.set(number + 1);
+        if let Some((at, error)) = self.page_fails.get()
+            && at == number
+        {
+            return Err(error);
+        }
         let mfn = match frame {
             GrantedFrame::Pinned(mfn) => mfn,
             GrantedFrame::Number(gfn) => {
@@ -572,6 +631,28 @@ impl Domain for World {
     fn mark_dirty(&self, _: DomainId, page: &Released<Pin>) {
         let mfn = page.get().page().mfn();
         self.counts.borrow_mut().get_mut(&mfn).unwrap().dirty = true;
+    }
+    fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {
+        self.no_locks();
+        let PageCopy { from, to, length } = *copy;
+        for page in [from.page, to.page] {
+            let count = self.counts.borrow().get(&page).copied().unwrap_or_default();
+            assert!(count.references > 0, "{page:?} is copied without a reference");
+        }
+        self.copied.set(self.copied.get() + 1);
+        if let Some(action) = self.during_copy.take() {
+            action(self);
+        }
+        if self.copy_fails.get() {
+            return Err(NotCopied);
+        }
+        let length = usize::from(length);
+        let (first, target) = (usize::from(from.first), usize::from(to.first));
+        let moved = self.content(from.page)[first..first + length].to_vec();
+        let mut written = self.content(to.page);
+        written[target..target + length].copy_from_slice(&moved);
+        self.bytes.borrow_mut().insert(to.page, written);
+        Ok(())
     }
     fn put_table(&self, _: Released<TablePage>) {}
     fn insert<'id>(

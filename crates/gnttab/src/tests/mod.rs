@@ -4,6 +4,7 @@ mod batching;
 mod copies;
 mod entries;
 mod fake;
+mod granted_copies;
 mod handles;
 mod life;
 mod no_iommu;

@@ -9,8 +9,8 @@ use flush::{Cleared, DomainId, Gfn, Hardware, NoIommu, Released, Skipped, TableP
 use super::fake::*;
 use crate::{
     Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotInserted, Outcome, PageError,
-    PageReference, Pin, Rights, Teardown, VcpuId, release_all,
+    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, Outcome,
+    PageCopy, PageError, PageReference, Pin, Rights, Teardown, VcpuId, release_all,
 };
 
 /// A world whose caller has CPUs only.
@@ -68,6 +68,9 @@ impl Domain for Without {
     }
     fn mark_dirty(&self, granter: DomainId, page: &Released<Pin>) {
         self.0.mark_dirty(granter, page);
+    }
+    fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {
+        self.0.copy_page(copy)
     }
     fn put_table(&self, table: Released<TablePage>) {
         self.0.put_table(table);

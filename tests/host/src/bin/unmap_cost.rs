@@ -54,6 +54,7 @@ fn main() -> ExitCode {
         iotlb: Null,
         faults: &faults,
         ended: &|_| (),
+        copying: &|| (),
         failed: &failed,
     };
     let frames = frames(random);

@@ -9,12 +9,13 @@ use flush::{
 };
 use gnttab::{
     Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotInserted, PageError, PageReference,
-    Pin, Removed, Rights, VcpuId,
+    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
+    PageError, PageReference, Pin, Purpose, Removed, Rights, VcpuId,
 };
 use iommu_vtd::Guarded;
 use p2m::PageKind;
 use testbed::audit::Audit;
+use testbed::words::{self, OutOfPage};
 
 use super::guest::{NotMapped, untouched};
 use super::page_info::PageInfo;
@@ -150,7 +151,10 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, W: Watcher> Domain for Caller<'_, T, I, W> 
     // `Released` is the proof that the flush is over: only now may the page be another's.
     fn put_page(&self, pin: Released<Pin>) {
         let page = pin.get().page();
-        self.watcher.given_up(page.mfn());
+        // A copy mapped nothing, so nobody waits for a flush of it.
+        if !matches!(pin.get().grant(), Some(grant) if grant.purpose == Purpose::Copy) {
+            self.watcher.given_up(page.mfn());
+        }
         if PageInfo::of(page.mfn()).is_some_and(|info| info.drop_one(page.typed())) {
             // The allocator refuses what is not its own; such a frame goes nowhere.
             memory::release(page.mfn()).ok();
@@ -161,6 +165,14 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, W: Watcher> Domain for Caller<'_, T, I, W> 
         if let Some(info) = PageInfo::of(page.get().page().mfn()) {
             info.mark_dirty();
         }
+    }
+
+    fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {
+        let PageCopy { from, to, length } = *copy;
+        let source = memory::words(from.page).ok_or(NotCopied)?;
+        let target = memory::words(to.page).ok_or(NotCopied)?;
+        words::copy(source, from.first.into(), target, to.first.into(), length.into())
+            .map_err(|OutOfPage| NotCopied)
     }
 
     fn put_table(&self, table: Released<TablePage>) {

@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use flush::Gfn;
 use gnttab::{GuestAddress, GuestFault};
+use testbed::words::merge;
 
 use super::Guest;
 use crate::memory::{self, Words};
@@ -45,13 +46,7 @@ impl Guest {
             let (word, start) = place.word(self)?;
             let length = left.len().min(WORD - start);
             let (now, later) = left.split_at(length);
-            let merge = |old: u64| {
-                let mut new = old.to_le_bytes();
-                new[start..start + length].copy_from_slice(now);
-                Some(u64::from_le_bytes(new))
-            };
-            // `merge` never declines, so this always succeeds.
-            word.fetch_update(Ordering::AcqRel, Ordering::Acquire, merge).ok();
+            merge(word, start, now);
             left = later;
             place.step(length)?;
         }
