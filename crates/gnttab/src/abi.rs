@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::{
     domain::{ClearError, PageError},
     frames::{FrameError, VersionError},
+    swap::SwapError,
     table::AccessError,
 };
 
@@ -35,6 +36,8 @@ pub enum Operation {
     GetStatusFrames,
     /// 10: the entry format of a domain.
     GetVersion,
+    /// 11: two entries of the caller's table change places.
+    SwapGrantRef,
 }
 
 /// Bits of the command word that hold the operation; those above are a cookie.
@@ -64,6 +67,7 @@ impl Operation {
             8 => Self::SetVersion,
             9 => Self::GetStatusFrames,
             10 => Self::GetVersion,
+            11 => Self::SwapGrantRef,
             _ => return Err(Errno::NoSystemCall),
         })
     }
@@ -123,7 +127,7 @@ pub enum Status {
     BadPage = -9,
     /// -10: the bytes to copy do not lie in one page.
     BadCopyArgument = -10,
-    /// -12: the granted page is not present yet; ask again.
+    /// -12: the granted page is not present yet, or the entry is in use; ask again.
     Again = -12,
     /// -13: no handle left.
     NoSpace = -13,
@@ -159,6 +163,15 @@ impl From<ClearError> for Status {
             | ClearError::OtherFrame
             | ClearError::OtherRights
             | ClearError::Failed => Self::GeneralError,
+        }
+    }
+}
+
+impl From<SwapError> for Status {
+    fn from(error: SwapError) -> Self {
+        match error {
+            SwapError::OutOfRange => Self::BadReference,
+            SwapError::InUse => Self::Again,
         }
     }
 }
@@ -325,6 +338,17 @@ guest_structures! {
         status: i16 = 36,
         /// Not looked at.
         padding: u16 = 38,
+    }
+    /// One element of [`Operation::SwapGrantRef`]; only the status is written back.
+    SwapGrantRef, 12 {
+        /// In: a reference of the caller's table.
+        first: u32 = 0,
+        /// In: another.
+        second: u32 = 4,
+        /// Out: [`Status`].
+        status: i16 = 8,
+        /// Not looked at.
+        padding: u16 = 10,
     }
     /// Argument of [`Operation::QuerySize`].
     QuerySize, 16 {

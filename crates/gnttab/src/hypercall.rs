@@ -6,12 +6,16 @@
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::{
-    abi::{Errno, GrantCopy, MapGrantRef, Operation, Status, UnmapAndReplace, UnmapGrantRef},
+    abi::{
+        Errno, GrantCopy, MapGrantRef, Operation, Status, SwapGrantRef, UnmapAndReplace,
+        UnmapGrantRef,
+    },
     copy::copy,
     domain::{BATCH, Domain, GuestAddress},
     map::{ROOM_FOR_MAP, map, take_back},
     release::{PinBatch, settle},
     setup,
+    swap::swap,
     unmap::{Unmap, unmap},
 };
 
@@ -73,8 +77,9 @@ impl Call {
             Operation::UnmapAndReplace => {
                 self.chunks::<UnmapAndReplace, D, CHUNK>(domain, replace_element)
             }
-            // It leaves nothing for a common flush, so it can be left after each.
+            // These leave nothing for a common flush, so they can be left after each.
             Operation::Copy => self.chunks::<GrantCopy, D, 1>(domain, copy_element),
+            Operation::SwapGrantRef => self.chunks::<SwapGrantRef, D, 1>(domain, swap_element),
             Operation::Transfer => Outcome::Failed(Errno::NotSupported),
             Operation::SetupTable => self.single(domain, setup::setup_table),
             Operation::QuerySize => self.single(domain, setup::query_size),
@@ -189,6 +194,13 @@ fn copy_element<D: Domain>(
     // Both pages are given back by now: who sees the status sees no bit in use for it.
     let status = copy(domain, batch, &request)?;
     write_status(domain, at, STATUS, status)
+}
+
+fn swap_element<D: Domain>(domain: &D, _: &mut PinBatch, at: GuestAddress) -> Result<(), Errno> {
+    const STATUS: u64 = core::mem::offset_of!(SwapGrantRef, status) as u64;
+    let mut request = SwapGrantRef::new_zeroed();
+    read(domain, at, &mut request)?;
+    write_status(domain, at, STATUS, swap(domain, &request))
 }
 
 #[inline]

@@ -41,6 +41,7 @@ mod maptrack;
 mod pin;
 mod release;
 mod setup;
+mod swap;
 mod table;
 mod teardown;
 mod unmap;
@@ -58,6 +59,7 @@ pub use hypercall::{Call, Outcome};
 pub use maptrack::{FreeList, MAPTRACK_PER_PAGE, Maptrack, MaptrackEntry, MaptrackStorage, VcpuId};
 pub use pin::{Grant, PageReference, Pin, Purpose};
 pub use release::{give_out, release};
+pub use swap::SwapError;
 pub use table::{AccessError, GrantStorage, GrantTable, TableFrame, Version};
 pub use teardown::{Teardown, release_all};
 

@@ -110,7 +110,7 @@ fn a_map_at_frame_0_can_be_taken_back() {
 
 #[test]
 fn an_array_at_the_end_of_the_space_faults() {
-    for command in [0, 1, 2, 5, 6, 7, 8, 9, 10] {
+    for command in [0, 1, 2, 5, 6, 7, 8, 9, 10, 11] {
         for argument in [u64::MAX, u64::MAX - 16, u64::MAX - 40, 0xffff_fff0, 0xfff8] {
             let world = World::new();
             let call = Call { command, argument: GuestAddress(argument), count: 1 };

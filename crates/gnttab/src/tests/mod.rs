@@ -9,4 +9,5 @@ mod handles;
 mod life;
 mod no_iommu;
 mod statuses;
+mod swaps;
 mod tables;
