@@ -71,7 +71,7 @@ impl Window {
     pub(crate) const PAGE: Self = Self { first: 0, length: PAGE_BYTES };
 
     /// What lies in the page of any two numbers.
-    const fn of(first: u16, length: u16) -> Self {
+    pub(crate) const fn of(first: u16, length: u16) -> Self {
         let first = if first < PAGE_BYTES { first } else { PAGE_BYTES };
         let room = PAGE_BYTES.saturating_sub(first);
         Self { first, length: if length < room { length } else { room } }

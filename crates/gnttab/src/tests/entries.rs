@@ -112,6 +112,26 @@ fn version_2_looks_again_after_its_bits_are_set() {
 }
 
 #[test]
+fn a_window_is_the_one_of_the_second_look() {
+    const PART: u64 = GOOD | 1 << 8;
+    let (at_0, at_64) = (PART & 0xffff_ffff | 16 << 48, PART & 0xffff_ffff | 64 << 32 | 32 << 48);
+    for (values, sorts, want) in [
+        (&[at_0, at_64][..], Sorts::Parts, Ok(Window::of(64, 32))),
+        (&[GOOD, at_0], Sorts::Forwards, Ok(Window::of(0, 16))),
+        (&[at_0, GOOD], Sorts::Parts, Ok(Window::PAGE)),
+        (&[GOOD, at_0], Sorts::Pages, Err(OpenError::Unstable)),
+        (&[at_0, at_0], Sorts::Pages, Err(OpenError::Refused)),
+    ] {
+        let status = AtomicU16::new(0);
+        let head = Rewritten::new(values);
+        let opened = open_v2(&head, &Rewritten::new(&[5]), &status, CALLER, Read, sorts);
+        let want = want.map(|window| Target::Page { frame: Gfn::new(5), window });
+        assert_eq!(opened.map(|opened| opened.target), want, "{values:x?}");
+        assert_eq!(status.load(Ordering::SeqCst) != 0, want.is_ok(), "{values:x?}");
+    }
+}
+
+#[test]
 fn closing_an_entry_leaves_everything_else_to_the_granter() {
     let word = AtomicU64::new(OTHER_FRAME | u64::from(READING | WRITING | READ_ONLY));
     close_v1(&word, WRITING);
