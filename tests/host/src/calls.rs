@@ -12,7 +12,7 @@ use std::sync::{
 use flush::{DomainId, Gfn, Mfn};
 use gnttab::{
     GrantStorage, Status, TableFrame,
-    abi::{MapGrantRef, UnmapGrantRef},
+    abi::{CopyPlace, GrantCopy, MapGrantRef, UnmapGrantRef},
 };
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -27,10 +27,14 @@ pub mod operation {
     pub const MAP: u32 = 0;
     /// Give mappings back.
     pub const UNMAP: u32 = 1;
+    /// Copy between grants and pages of the caller.
+    pub const COPY: u32 = 5;
     /// Give mappings back and put something in their place.
     pub const REPLACE: u32 = 7;
     /// Choose the version of the caller's table.
     pub const SET_VERSION: u32 = 8;
+    /// Let two entries of the caller's table change places.
+    pub const SWAP: u32 = 11;
 }
 
 /// A grant of the frontend that the backend has mapped.
@@ -69,6 +73,36 @@ pub fn map_request(granter: DomainId, reference: u32, gfn: Gfn, read_only: bool)
     element.domain = granter.get();
     element.status = POISON;
     element
+}
+
+/// One side of a copy: what it names, and the first byte in that page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// A grant of a domain.
+    Grant(DomainId, u32, u16),
+    /// A frame number of the caller.
+    Own(Gfn, u16),
+}
+
+impl Side {
+    /// As an element has it, and whether it names a grant.
+    fn place(self) -> (CopyPlace, bool) {
+        /// How a guest names itself.
+        const SELF: u16 = 0x7ff0;
+        let (frame, domain, offset) = match self {
+            Self::Grant(domain, reference, offset) => (reference.into(), domain.get(), offset),
+            Self::Own(gfn, offset) => (gfn.get(), SELF, offset),
+        };
+        (CopyPlace { frame, domain, offset, padding: 0 }, matches!(self, Self::Grant(..)))
+    }
+}
+
+/// An element that copies `length` bytes.
+#[must_use]
+pub fn copy_request(from: Side, to: Side, length: u16) -> GrantCopy {
+    let ((source, read), (dest, written)) = (from.place(), to.place());
+    let flags = u16::from(read) | u16::from(written) << 1;
+    GrantCopy { source, dest, length, flags, status: POISON, padding: 0 }
 }
 
 /// An element that gives back what `handle` mapped at `gfn`.
@@ -150,6 +184,12 @@ impl World {
         assert_eq!(status, Status::Okay.value(), "map of {reference} at {gfn:?}");
         let mfn = self.backend().lookup(gfn).expect("it was just mapped").mfn;
         Shared { reference, gfn, mfn, handle, read_only }
+    }
+
+    /// The backend copies in one hypercall; the statuses as it left them.
+    pub fn copy(&self, mut elements: Vec<GrantCopy>) -> (Ended<'_>, Vec<i16>) {
+        let ended = self.call_on(BACKEND, operation::COPY, &mut elements);
+        (ended, elements.iter().map(|element| element.status).collect())
     }
 
     /// Unmaps grants in one hypercall; their statuses as it left them.

@@ -129,6 +129,9 @@ fn a_window_is_the_one_of_the_second_look() {
         assert_eq!(opened.map(|opened| opened.target), want, "{values:x?}");
         assert_eq!(status.load(Ordering::SeqCst) != 0, want.is_ok(), "{values:x?}");
     }
+    // What does not lie in the page is no part of it.
+    assert_eq!(Window::of(4000, u16::MAX), Window::of(4000, 96));
+    assert_eq!(Window::of(u16::MAX, 7), Window::of(4096, 0));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use flush::{Batch, DomainId, Gfn, Mfn};
 use gnttab::{
-    Domain, GrantStorage, GuestAddress, Outcome, Status,
+    Domain, GrantStorage, GuestAddress, Outcome, Status, Version,
     abi::{MapGrantRef, UnmapGrantRef},
 };
 use hwmodel::{Access, Owner};
@@ -61,6 +61,60 @@ impl World {
         }
         let page = table.storage().shared(page).expect("the table just grew");
         page[place].store(word, Ordering::SeqCst);
+    }
+
+    /// Writes a version 2 entry of a guest's table, as that guest does: the head, and the
+    /// frame or the reference.
+    ///
+    /// # Panics
+    /// If the table has no such entry.
+    pub fn write_entry_v2(&self, id: DomainId, reference: u32, head: u64, frame: u64) {
+        let table = lock(&self.hypervisor.guest(id).expect("a guest of this world").grants);
+        assert_eq!(table.version(), Version::V2);
+        let (page, place) = (reference as usize / 256, reference as usize % 256);
+        let words = table.storage().shared(page).expect("a page of the table");
+        words[2 * place + 1].store(frame, Ordering::SeqCst);
+        words[2 * place].store(head, Ordering::SeqCst);
+    }
+
+    /// What a page holds.
+    #[must_use]
+    pub fn content(&self, mfn: Mfn) -> Vec<u8> {
+        let ram = self.hypervisor.memory.ram();
+        (0..512).flat_map(|index| ram.read(mfn, index).to_le_bytes()).collect()
+    }
+
+    /// Fills a page with bytes that tell their place, each `seed` its own.
+    pub fn fill(&self, mfn: Mfn, seed: u8) -> Vec<u8> {
+        let bytes: Vec<u8> = (0..4096_u32).map(|place| (place % 251) as u8 ^ seed).collect();
+        for (index, word) in bytes.as_chunks().0.iter().enumerate() {
+            self.hypervisor.memory.ram().write(mfn, index, u64::from_le_bytes(*word));
+        }
+        bytes
+    }
+
+    /// Checks that no copy holds anything: no entry of `id` is pinned or in use.
+    ///
+    /// # Panics
+    /// With the entry that is.
+    #[track_caller]
+    pub fn check_idle(&self, id: DomainId) {
+        let table = lock(&self.hypervisor.guest(id).expect("a guest of this world").grants);
+        assert_eq!(table.pinned(), 0, "{id:?}");
+        let in_use = |flags: u16| flags & 0b1_1000 != 0;
+        for page in 0..table.frames() {
+            let words = table.storage().shared(page).expect("a page of the table");
+            for (place, word) in words.iter().enumerate() {
+                let used = in_use(word.load(Ordering::SeqCst) as u16);
+                assert!(table.version() == Version::V2 || !used, "{id:?}: {place}");
+            }
+        }
+        for page in 0..table.status_frames() {
+            let words = table.storage().status(page).expect("a page of the table");
+            for (place, word) in words.iter().enumerate() {
+                assert!(!in_use(word.load(Ordering::SeqCst)), "{id:?}: {place}");
+            }
+        }
     }
 
     /// The in-use bits of a version 1 entry, as the frontend sees them: reading, writing.
