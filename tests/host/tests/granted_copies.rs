@@ -49,15 +49,17 @@ fn bytes_arrive_in_both_directions_without_a_flush() {
             copy_request(granted(ONE, 3), Side::Own(OWN[0], 512), 1000),
             copy_request(Side::Own(OWN[0], 512), granted(TWO, 4000), 96),
             copy_request(granted(ONE, 0), granted(TWO, 1), 2000),
+            copy_request(Side::Own(OWN[0], 512), granted(TWO, 3000), 1),
         ];
-        assert_eq!(copy(world, &elements), [0; 3]);
+        assert_eq!(copy(world, &elements), [0; 4]);
         assert_eq!(world.content(own)[512..1512], read[3..1003]);
         written[4000..].copy_from_slice(&read[3..99]);
+        written[3000] = read[3];
         written[1..2001].copy_from_slice(&read[..2000]);
         assert!(world.content(two) == written);
         assert!(world.content(one) == read);
         let dirty = [one, two, own].map(|page| world.hypervisor.pages.dirty(page));
-        assert_eq!(dirty, [0, 2, 1], "once for each copy that wrote");
+        assert_eq!(dirty, [0, 3, 1], "once for each copy that wrote");
         for page in [one, two, own] {
             assert_eq!(world.hypervisor.pages.get(page), (1, 0));
         }
