@@ -3,7 +3,8 @@
 //! [`Call`] is a guest's hypercall, [`Domain`] what the embedder provides for it. A call
 //! that unmaps goes over its elements in chunks of 32: each element's mapping is cleared
 //! and its [`Pin`] put into a batch, the batch is flushed once, and only what the flushed
-//! batch gives out is dropped. The granter sees its page in use until then.
+//! batch gives out is dropped. The granter sees its page in use until then. A copy between
+//! grants maps nothing: it holds both pages while the embedder moves the bytes.
 //!
 //! ```
 //! # use gnttab::*;
