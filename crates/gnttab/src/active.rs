@@ -10,27 +10,22 @@ use flush::{DomainId, Mfn};
 /// Active entries in one page of storage.
 pub const ACTIVE_PER_PAGE: usize = 256;
 
-/// What a pin is for; each use has a counter of its own.
+/// What a pin is for; each use has a counter of its own, at this bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// A CPU mapping that may write.
-    HostWrite,
+    HostWrite = 0,
     /// A CPU mapping that may only read.
-    HostRead,
+    HostRead = 8,
     /// A copy to the page.
-    CopyWrite,
+    CopyWrite = 16,
     /// A copy from the page.
-    CopyRead,
+    CopyRead = 24,
 }
 
 impl Use {
     const fn shift(self) -> u32 {
-        match self {
-            Self::HostWrite => 0,
-            Self::HostRead => 8,
-            Self::CopyWrite => 16,
-            Self::CopyRead => 24,
-        }
+        self as u32
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     lend::{Lent, Loan, Passage},
     map::untouched,
     pin::Pin,
-    release::{PinBatch, release},
+    release::{PinBatch, settle},
     table::AccessError,
 };
 
@@ -36,9 +36,16 @@ enum Place {
 #[derive(Debug)]
 struct Side {
     pin: Pin,
-    rights: Rights,
     window: Window,
     passage: Option<Passage>,
+}
+
+impl Side {
+    /// The page from byte `first` on, and whose it is.
+    fn bytes<D: Domain>(&self, domain: &D, first: u16) -> PageBytes {
+        let owner = self.pin.grant().map_or(domain.id(), |grant| grant.granter);
+        PageBytes { owner, page: self.pin.page().mfn(), first }
+    }
 }
 
 /// Copies what one element asks for, and tells its status.
@@ -82,8 +89,8 @@ fn attempt<D: Domain>(
     ));
     let ((first, count), (target, room)) = found.ok_or(Status::GeneralError)?;
     let copy = PageCopy {
-        from: PageBytes { page: from.pin.page().mfn(), first },
-        to: PageBytes { page: to.pin.page().mfn(), first: target },
+        from: from.bytes(domain, first),
+        to: to.bytes(domain, target),
         // Equal, save on a mispredicted path.
         length: count.min(room),
     };
@@ -124,16 +131,16 @@ fn take<D: Domain>(domain: &D, place: Place, rights: Rights) -> Result<Side, Sta
         Place::Own(gfn) => {
             let page = domain.get_page(caller, GrantedFrame::Number(gfn), rights);
             let pin = Pin::ungranted(page.map_err(AccessError::Page)?);
-            return Ok(Side { pin, rights, window: Window::PAGE, passage: None });
+            return Ok(Side { pin, window: Window::PAGE, passage: None });
         }
     };
     let loan = Loan { reference, holder: caller, rights, sorts: Sorts::Forwards };
     match lend(domain, granter, loan).ok_or(Status::BadDomain)?? {
-        Lent::Page { pin, window } => Ok(Side { pin, rights, window, passage: None }),
+        Lent::Page { pin, window } => Ok(Side { pin, window, passage: None }),
         Lent::Forward { passage, granter: third, reference } => {
             let loan = Loan { reference, holder: granter, rights, sorts: Sorts::Parts };
             match pass(domain, third, loan) {
-                Ok((pin, window)) => Ok(Side { pin, rights, window, passage: Some(passage) }),
+                Ok((pin, window)) => Ok(Side { pin, window, passage: Some(passage) }),
                 Err(status) => {
                     end_passage(domain, passage);
                     Err(status)
@@ -173,31 +180,16 @@ fn end_passage<D: Domain>(domain: &D, passage: Passage) {
     domain.with_granter(passage.granter(), |table| table.end_passage(passage));
 }
 
-/// Gives one side back: dirty mark, references, pin and in-use bits, then the passage.
+/// Gives one side back: references, pin and in-use bits, then the passage.
 fn give_back<D: Domain>(domain: &D, batch: &mut PinBatch, side: Side) -> Result<(), Errno> {
-    let Side { pin, rights, window: _, passage } = side;
-    let own = pin.grant().is_none();
+    let Side { pin, window: _, passage } = side;
     batch.edit_many(|skipped, room| {
         let cleared = untouched(skipped);
         // The batch of copies is empty here; without room the page would be lost.
         drop(room.hold(pin, cleared));
     });
-    // Nothing is on record, so no hardware is asked; what it returns is the proof.
-    let result = match batch.flush(&domain.hardware()) {
-        Ok(mut flushed) => {
-            while let Some(pin) = flushed.next_page() {
-                if own && rights == Rights::ReadWrite {
-                    domain.mark_dirty(domain.id(), &pin);
-                }
-                release(domain, pin);
-            }
-            Ok(())
-        }
-        Err(failure) => {
-            domain.on_flush_failure(failure);
-            Err(Errno::Fault)
-        }
-    };
+    // Nothing is on record, so no hardware is asked; what comes out has its proof.
+    let result = settle(domain, batch);
     if let Some(passage) = passage {
         end_passage(domain, passage);
     }

@@ -100,6 +100,8 @@ pub enum PageError {
 /// Bytes of a page, from `first` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageBytes {
+    /// Whose page it is.
+    pub owner: DomainId,
     /// The page. It is referenced as long as the copy lasts.
     pub page: Mfn,
     /// The first byte in it, from 0.
@@ -264,8 +266,8 @@ pub trait Domain: Sized {
     /// Drops what [`Pin::page`] holds. The granter's table may be locked.
     fn put_page(&self, pin: Released<Pin>);
 
-    /// Notes that a page of `granter` may have been written: it was mapped, or copied to.
-    /// The granter's table may be locked.
+    /// Notes that the page may have been written. The granter's table is locked, if it
+    /// still exists.
     ///
     /// It comes after the flush: a write through a stale translation is not lost.
     fn mark_dirty(&self, granter: DomainId, page: &Released<Pin>);
@@ -273,9 +275,9 @@ pub trait Domain: Sized {
     /// Moves bytes from one page to another, through the hypervisor's own mapping of
     /// memory. No lock is held.
     ///
-    /// References on both pages are held, for writing on `to`. No translation of the
-    /// caller may be made for it, and nothing of it may be in use any more on return: no
-    /// flush follows. Guests and devices may write to either page at the same time. Where
+    /// References on both pages are held, for writing on `to`, whose owner may want to
+    /// know that it was written: note that here. No translation of the caller may be made
+    /// for it, and nothing of it may be in use any more on return: no flush follows. Guests and devices may write to either page at the same time. Where
     /// the ranges overlap, what ends up in the common bytes is not defined.
     ///
     /// # Errors

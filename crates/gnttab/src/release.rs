@@ -9,7 +9,7 @@ use crate::{
     abi::Errno,
     domain::{BATCH, Domain},
     entry::Rights,
-    pin::{Grant, Pin},
+    pin::{Grant, Pin, Purpose},
 };
 
 /// The batch of one call.
@@ -67,7 +67,8 @@ pub fn release<D: Domain>(domain: &D, pin: Released<Pin>) {
 
 #[inline]
 fn put<D: Domain>(domain: &D, grant: Grant, pin: Released<Pin>) {
-    if grant.rights == Rights::ReadWrite {
+    // Whoever moves the bytes of a copy notes it then.
+    if grant.rights == Rights::ReadWrite && grant.purpose == Purpose::Map {
         domain.mark_dirty(grant.granter, &pin);
     }
     domain.put_page(pin);

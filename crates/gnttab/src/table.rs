@@ -283,7 +283,7 @@ impl<S: GrantStorage> GrantTable<S> {
     }
 
     /// Takes one pin away; with the last of its sort goes the in-use bit.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn unpin(&mut self, grant: Grant) {
         // In range: a table never shrinks, and keeps its version while pins are held.
         let Some(index) = self.index(grant.reference, |index, _| index) else { return };

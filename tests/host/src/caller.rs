@@ -228,6 +228,7 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
         let ram = self.hypervisor.memory.ram();
         read_bytes(ram, from.page, from.first.into(), bytes);
         write_bytes(ram, to.page, to.first.into(), bytes);
+        self.hypervisor.pages.mark_dirty(to.page);
         Ok(())
     }
 

@@ -635,7 +635,8 @@ impl Domain for World {
     fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {
         self.no_locks();
         let PageCopy { from, to, length } = *copy;
-        for page in [from.page, to.page] {
+        for PageBytes { owner, page, first: _ } in [from, to] {
+            assert_eq!(page.get() >> 20, owner.get().into(), "{page:?} is not of {owner:?}");
             let count = self.counts.borrow().get(&page).copied().unwrap_or_default();
             assert!(count.references > 0, "{page:?} is copied without a reference");
         }
@@ -652,6 +653,7 @@ impl Domain for World {
         let mut written = self.content(to.page);
         written[target..target + length].copy_from_slice(&moved);
         self.bytes.borrow_mut().insert(to.page, written);
+        self.counts.borrow_mut().get_mut(&to.page).unwrap().dirty = true;
         Ok(())
     }
     fn put_table(&self, _: Released<TablePage>) {}

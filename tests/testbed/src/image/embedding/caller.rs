@@ -172,7 +172,11 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, W: Watcher> Domain for Caller<'_, T, I, W> 
         let source = memory::words(from.page).ok_or(NotCopied)?;
         let target = memory::words(to.page).ok_or(NotCopied)?;
         words::copy(source, from.first.into(), target, to.first.into(), length.into())
-            .map_err(|OutOfPage| NotCopied)
+            .map_err(|OutOfPage| NotCopied)?;
+        if let Some(info) = PageInfo::of(to.page) {
+            info.mark_dirty();
+        }
+        Ok(())
     }
 
     fn put_table(&self, table: Released<TablePage>) {
