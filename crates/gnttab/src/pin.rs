@@ -1,4 +1,4 @@
-//! Linear owners of what a mapping or a copy holds: page reference, type reference, pin.
+//! Linear owners of what a mapping or a copy holds: page, type reference, pin.
 //!
 //! Holding a [`Pin`] says that its page is still counted, whatever became of the
 //! mapping. It goes into a batch with the proof that the mapping is gone, and comes

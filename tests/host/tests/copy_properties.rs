@@ -1,4 +1,4 @@
-//! Properties of copies: any script of grants, maps and copies, judged by arrays of bytes.
+//! Any script of grants, maps and copies, judged by arrays of bytes.
 //!
 //! The reference knows pages as byte arrays and grants as what they say; it shares no
 //! code with the crates. A failing script is shrunk.

@@ -1,4 +1,4 @@
-//! Copies between grants: every status, what the granters see, and that nothing stays.
+//! Copies between grants: every status, what granters see, what is left.
 
 use std::{boxed::Box, format, vec::Vec};
 
