@@ -28,6 +28,15 @@ impl Expected {
     }
 }
 
+/// What processors a machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Processors {
+    /// One, of QEMU's default sort.
+    One,
+    /// Three that run guests: SVM with nested paging.
+    ThreeWithGuests,
+}
+
 /// One boot of the testbed.
 #[derive(Debug)]
 pub(crate) struct Case {
@@ -35,6 +44,8 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     /// One line for `--list`.
     pub(crate) about: &'static str,
+    /// What processors the machine has.
+    pub(crate) processors: Processors,
     /// Further properties of `-device intel-iommu`, such as `caching-mode=on`.
     pub(crate) iommu: &'static str,
     /// Further words of the command line, as `key=value`.
@@ -46,10 +57,11 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    const fn new(name: &'static str, about: &'static str) -> Self {
+    pub(crate) const fn new(name: &'static str, about: &'static str) -> Self {
         Self {
             name,
             about,
+            processors: Processors::One,
             iommu: "",
             words: "",
             expected: Expected::Pass,
@@ -57,7 +69,12 @@ impl Case {
         }
     }
 
-    const fn iommu(mut self, properties: &'static str) -> Self {
+    pub(crate) const fn guests(mut self) -> Self {
+        self.processors = Processors::ThreeWithGuests;
+        self
+    }
+
+    pub(crate) const fn iommu(mut self, properties: &'static str) -> Self {
         self.iommu = properties;
         self
     }
@@ -124,6 +141,12 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::new("skipped-flush-is-stale", "a planted bug: no flush, so writes reach freed pages"),
     Case::new("wrong-domain-is-stale", "a planted bug: another domain is flushed instead"),
+    Case::new("cpu-boot", "three processors start, work at once, and acknowledge every kick")
+        .guests(),
+    Case::new("svm-run", "guests of a few instructions run under nested paging, exit by exit")
+        .guests(),
+    Case::new("tlb-control-asked", "each flush is asked for in the control block, and no other")
+        .guests(),
     Case::new("error-is-a-failure", "a case that returns an error fails").must_fail(),
     Case::new("panic-is-a-failure", "a case that panics fails").must_fail(),
     Case::new("trap-is-a-failure", "an unexpected trap fails the case").must_fail(),

@@ -10,10 +10,12 @@ mod endings;
 mod lies;
 mod memory;
 mod platform;
+mod processors;
 mod queue;
 mod story;
 mod tables;
 mod traps;
+mod vcpus;
 
 use testbed::fail;
 use testbed::failure::Failure;
@@ -226,6 +228,24 @@ static CASES: &[Case] = &[
         expect: Expect::Pass,
         summary: "a planted bug: another domain is flushed",
         run: lies::wrong_domain,
+    },
+    Case {
+        name: "cpu-boot",
+        expect: Expect::Pass,
+        summary: "three processors start, work at once, and acknowledge every kick",
+        run: processors::boot,
+    },
+    Case {
+        name: "svm-run",
+        expect: Expect::Pass,
+        summary: "guests of a few instructions run under nested paging, exit by exit",
+        run: vcpus::run,
+    },
+    Case {
+        name: "tlb-control-asked",
+        expect: Expect::Pass,
+        summary: "TLB_CONTROL and ASID in the control block ask for each flush, and no other",
+        run: vcpus::tlb_control,
     },
     Case {
         name: "error-is-a-failure",

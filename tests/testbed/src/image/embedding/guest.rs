@@ -4,6 +4,8 @@
 //! or none: [`Guest::map`] and [`Guest::clear`] are the two halves of the glue between
 //! p2m and IOMMU.
 
+use core::sync::atomic::AtomicBool;
+
 use flush::{Cleared, DomainId, Gfn, Gone, Iotlb, Mfn, Run, Shared, Skipped, Tlb};
 use gnttab::{GrantTable, Maptrack};
 use iommu_vtd::{DmaDomain, Guarded, Members};
@@ -34,6 +36,8 @@ enum Tables {
 /// One domain.
 pub(crate) struct Guest {
     id: DomainId,
+    /// Whether its virtual processors may run.
+    pub(super) may_run: AtomicBool,
     tables: Lock<Tables>,
     /// Its devices, and the tables they walk.
     pub(crate) dma: DmaDomain<Lock<Members>>,
@@ -75,6 +79,7 @@ impl Guest {
         let grants = GrantTable::new(id, Grants::new(), 1, GRANT_FRAMES).context("grant table")?;
         Ok(Self {
             id,
+            may_run: AtomicBool::new(true),
             tables: Lock::new(tables),
             dma: DmaDomain::new(id, vtd, device_root, Lock::new(Members::new())),
             cpus: GuestCpus::new(id),
@@ -93,6 +98,14 @@ impl Guest {
         self.tables.with(|tables| match tables {
             Tables::Separate(_) => false,
             Tables::Shared(map) => map.root() == self.dma.root(),
+        })
+    }
+
+    /// The page of the root of its processors' tables.
+    pub(super) fn root(&self) -> Mfn {
+        self.tables.with(|tables| match tables {
+            Tables::Separate(map) => map.root(),
+            Tables::Shared(map) => map.root(),
         })
     }
 

@@ -1,7 +1,8 @@
 //! One lock type for everything the crates ask a lock for.
 //!
-//! Interrupts are off in this image. A hypervisor that takes a unit's lock in its fault
-//! handler as well has to turn them off inside [`Lock::with`].
+//! Interrupts are off in this image, but for the moments in which a waiting processor
+//! takes kicks, whose handler takes no lock. A hypervisor that takes a unit's lock in its
+//! fault handler as well has to turn them off inside [`Lock::with`].
 
 use iommu_vtd::Guarded;
 use spin::Mutex;

@@ -9,6 +9,7 @@ mod guest;
 mod guest_memory;
 mod hypervisor;
 mod iommu;
+mod life;
 mod lock;
 mod memory;
 mod page_info;
@@ -16,7 +17,7 @@ mod storage;
 
 pub(crate) use caller::{Caller, Watcher};
 pub(crate) use guest::{Guest, Layout};
-pub(crate) use hypervisor::{BOOT_CPU, GuestDma, GuestTlb, Hypervisor, NothingCached};
+pub(crate) use hypervisor::{GuestDma, GuestTlb, Hypervisor};
 pub(crate) use iommu::{Iommu, VtdUnit};
 pub(crate) use lock::Lock;
 pub(crate) use memory::Memory;

@@ -1,8 +1,7 @@
 //! A frontend that grants, a backend that maps, and the backend's DMA device.
 //!
 //! [`World`] is the hypervisor with its domains, brought up as the command line says
-//! (`iommu=queue`, or `iommu=registers`). The backend has the NVMe controller. The boot
-//! processor counts as running the backend, so that every flush asks for it.
+//! (`iommu=queue`, or `iommu=registers`). The backend has the NVMe controller.
 
 mod device;
 mod guests;
@@ -18,8 +17,7 @@ use testbed::{ensure, fail};
 
 use crate::devices::nvme::{Nvme, Queues};
 use crate::embedding::{
-    BOOT_CPU, Caller, Guest, GuestDma, GuestTlb, Hypervisor, Iommu, Layout, Lock, NothingCached,
-    VtdUnit,
+    Caller, Guest, GuestDma, GuestTlb, Hypervisor, Iommu, Layout, Lock, VtdUnit,
 };
 use crate::machine::Machine;
 use crate::say;
@@ -103,7 +101,6 @@ impl World {
         let world = Self { hypervisor, audit: Audit::default(), controller, nvme };
         ensure!(world.unit().uses_queue() == queue, "the unit has no queue");
         let backend = world.guest(BACKEND)?;
-        backend.cpus.enter(BOOT_CPU, &NothingCached)?;
         world.attach(backend, world.controller)?;
         world.start_controller(backend)?;
         let (tag, unit) = (world.tag(backend)?, world.unit());

@@ -1,0 +1,5 @@
+//! Guests of a few instructions.
+
+mod programs;
+
+pub(crate) use programs::Program;

@@ -1,0 +1,39 @@
+//! The code of the guests.
+
+// UNSAFETY: the code lies between two symbols of the assembly.
+#![expect(unsafe_code)]
+
+use core::arch::global_asm;
+use core::ptr;
+
+global_asm!(include_str!("programs.s"));
+
+/// A guest of a few instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Program {
+    /// Does one of each thing that ends a stay. 32-bit code.
+    Probe,
+    /// Uses the registers of 64-bit code.
+    Long,
+}
+
+impl Program {
+    /// Its instructions.
+    pub(crate) fn code(self) -> &'static [u8] {
+        let (start, end) = match self {
+            Self::Probe => (ptr::addr_of!(guest_probe), ptr::addr_of!(guest_probe_end)),
+            Self::Long => (ptr::addr_of!(guest_long), ptr::addr_of!(guest_long_end)),
+        };
+        // SAFETY: the two symbols are in one section of read-only data, the start first,
+        // and nothing ever writes what is between them.
+        unsafe { core::slice::from_raw_parts(start, end.addr().saturating_sub(start.addr())) }
+    }
+}
+
+// SAFETY: `programs.s` defines them; their bytes are only read.
+unsafe extern "C" {
+    safe static guest_probe: u8;
+    safe static guest_probe_end: u8;
+    safe static guest_long: u8;
+    safe static guest_long_end: u8;
+}
