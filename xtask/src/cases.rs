@@ -147,6 +147,21 @@ pub(crate) const CASES: &[Case] = &[
         .guests(),
     Case::new("tlb-control-asked", "each flush is asked for in the control block, and no other")
         .guests(),
+    Case::new("stale-cpu-shown", "a guest reads a page whose entry is gone, until it is kicked")
+        .guests(),
+    Case::new("stale-cpu-batched", "32 grants a guest reads: stale until the flush, not after")
+        .guests(),
+    Case::new("stale-cpu-no-kick", "a planted bug: no kick, so the guest reads every freed page")
+        .guests(),
+    Case::new("lost-kick-holds", "a kick that gets lost: no page is given up until a later one")
+        .guests(),
+    Case::new("rights-lowered", "a guest writes a page made read-only, until the flush").guests(),
+    Case::new("cpu-enters-during-batch", "a processor that enters in mid-batch is kicked as well")
+        .guests(),
+    Case::new("vcpu-moves-between-cpus", "a virtual processor moves away and back, and forgets")
+        .guests(),
+    Case::new("one-kick-per-cpu", "32 grants: one kick of each running processor, one submission")
+        .guests(),
     Case::new("error-is-a-failure", "a case that returns an error fails").must_fail(),
     Case::new("panic-is-a-failure", "a case that panics fails").must_fail(),
     Case::new("trap-is-a-failure", "an unexpected trap fails the case").must_fail(),

@@ -7,11 +7,14 @@ mod attachment;
 mod demo;
 mod devices;
 mod endings;
+mod kicks;
 mod lies;
 mod memory;
 mod platform;
 mod processors;
 mod queue;
+mod stage;
+mod stale;
 mod story;
 mod tables;
 mod traps;
@@ -246,6 +249,54 @@ static CASES: &[Case] = &[
         expect: Expect::Pass,
         summary: "TLB_CONTROL and ASID in the control block ask for each flush, and no other",
         run: vcpus::tlb_control,
+    },
+    Case {
+        name: "stale-cpu-shown",
+        expect: Expect::Pass,
+        summary: "a guest that nobody kicks reads a page after its entry went; a kick ends that",
+        run: stale::shown,
+    },
+    Case {
+        name: "stale-cpu-batched",
+        expect: Expect::Pass,
+        summary: "32 grants a guest reads on: stale until the flush, no read after the release",
+        run: stale::batched,
+    },
+    Case {
+        name: "stale-cpu-no-kick",
+        expect: Expect::Pass,
+        summary: "a planted bug: nobody is kicked, and the guest reads every freed page",
+        run: stale::no_kick,
+    },
+    Case {
+        name: "lost-kick-holds",
+        expect: Expect::Pass,
+        summary: "a kick that gets lost fails the flush: no page is given up until a later one",
+        run: kicks::lost_kick,
+    },
+    Case {
+        name: "rights-lowered",
+        expect: Expect::Pass,
+        summary: "a guest writes on through an entry made read-only, until the flush",
+        run: stale::rights,
+    },
+    Case {
+        name: "cpu-enters-during-batch",
+        expect: Expect::Pass,
+        summary: "a processor that enters in the middle of a batch is kicked with the others",
+        run: kicks::enters,
+    },
+    Case {
+        name: "vcpu-moves-between-cpus",
+        expect: Expect::Pass,
+        summary: "a virtual processor moves away and back, and takes no old entry along",
+        run: kicks::moves,
+    },
+    Case {
+        name: "one-kick-per-cpu",
+        expect: Expect::Pass,
+        summary: "32 grants: one kick of each running processor, one submission to the unit",
+        run: kicks::one_kick,
     },
     Case {
         name: "error-is-a-failure",

@@ -17,7 +17,7 @@ mod storage;
 
 pub(crate) use caller::{Caller, Watcher};
 pub(crate) use guest::{Guest, Layout};
-pub(crate) use hypervisor::{GuestDma, GuestTlb, Hypervisor};
+pub(crate) use hypervisor::{GuestDma, GuestTlb, Hypervisor, Kicks};
 pub(crate) use iommu::{Iommu, VtdUnit};
 pub(crate) use lock::Lock;
 pub(crate) use memory::Memory;

@@ -15,6 +15,10 @@ pub(crate) enum Program {
     Probe,
     /// Uses the registers of 64-bit code.
     Long,
+    /// Reads some pages for ever. 32-bit code.
+    Reader,
+    /// Writes a page for ever. 32-bit code.
+    Writer,
 }
 
 impl Program {
@@ -23,6 +27,8 @@ impl Program {
         let (start, end) = match self {
             Self::Probe => (ptr::addr_of!(guest_probe), ptr::addr_of!(guest_probe_end)),
             Self::Long => (ptr::addr_of!(guest_long), ptr::addr_of!(guest_long_end)),
+            Self::Reader => (ptr::addr_of!(guest_reader), ptr::addr_of!(guest_reader_end)),
+            Self::Writer => (ptr::addr_of!(guest_writer), ptr::addr_of!(guest_writer_end)),
         };
         // SAFETY: the two symbols are in one section of read-only data, the start first,
         // and nothing ever writes what is between them.
@@ -36,4 +42,8 @@ unsafe extern "C" {
     safe static guest_probe_end: u8;
     safe static guest_long: u8;
     safe static guest_long_end: u8;
+    safe static guest_reader: u8;
+    safe static guest_reader_end: u8;
+    safe static guest_writer: u8;
+    safe static guest_writer_end: u8;
 }

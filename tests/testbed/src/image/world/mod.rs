@@ -38,19 +38,26 @@ const QUEUES: Gfn = Gfn::new(0x20);
 /// How a hypercall is carried out.
 #[derive(Clone, Copy)]
 pub(crate) struct Manner<'a> {
-    /// What its flushes claim falsely.
-    pub(crate) lie: Lie,
+    /// What its flushes of processors claim falsely.
+    pub(crate) cpus: Lie,
+    /// What its flushes of devices claim falsely.
+    pub(crate) devices: Lie,
     /// Called when everything of a batch is cleared and no device is flushed yet.
     pub(crate) before_flush: &'a dyn Fn(),
 }
 
 impl Manner<'_> {
     /// As an embedder should.
-    pub(crate) const HONEST: Manner<'static> = Manner::lying(Lie::None);
+    pub(crate) const HONEST: Manner<'static> =
+        Manner { cpus: Lie::None, devices: Lie::None, before_flush: &|| {} };
 
-    /// With a lie.
+    /// With a lie about devices. If nothing is flushed, no processor is either.
     pub(crate) const fn lying(lie: Lie) -> Manner<'static> {
-        Manner { lie, before_flush: &|| {} }
+        let cpus = match lie {
+            Lie::Skipped => Lie::Skipped,
+            Lie::None | Lie::Misdirected(_) => Lie::None,
+        };
+        Manner { cpus, devices: lie, ..Manner::HONEST }
     }
 }
 
@@ -202,24 +209,23 @@ impl World {
         manner: &Manner<'_>,
         action: impl FnOnce(&WorldCaller<'_>) -> A,
     ) -> Result<A, Failure> {
-        let Manner { lie, before_flush } = *manner;
-        let devices_of = match lie {
+        let Manner { cpus, devices, before_flush } = *manner;
+        let devices_of = match devices {
             Lie::Misdirected(other) => self.guest(other)?,
             Lie::None | Lie::Skipped => guest,
         };
-        let tlb_lie = if lie == Lie::Skipped { lie } else { Lie::None };
         let caller = Caller {
             hypervisor: &self.hypervisor,
             guest,
             tlb: Watched {
                 inner: self.hypervisor.tlb(guest),
-                lie: tlb_lie,
+                lie: cpus,
                 flushes: &self.audit.tlb,
                 before: &|| {},
             },
             iotlb: Watched {
                 inner: self.hypervisor.iotlb(devices_of),
-                lie,
+                lie: devices,
                 flushes: &self.audit.iotlb,
                 before: before_flush,
             },
