@@ -162,6 +162,11 @@ pub(crate) const CASES: &[Case] = &[
         .guests(),
     Case::new("one-kick-per-cpu", "32 grants: one kick of each running processor, one submission")
         .guests(),
+    Case::new("domain-life", "a domain runs, pauses and ends, and every frame comes back").guests(),
+    Case::new("domain-destroyed-in-mid-batch", "a domain ends before the flush of its own unmap")
+        .guests(),
+    Case::new("granter-destroyed-in-mid-batch", "the granter ends before the flush of an unmap")
+        .guests(),
     Case::new("error-is-a-failure", "a case that returns an error fails").must_fail(),
     Case::new("panic-is-a-failure", "a case that panics fails").must_fail(),
     Case::new("trap-is-a-failure", "an unexpected trap fails the case").must_fail(),

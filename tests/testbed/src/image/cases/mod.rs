@@ -9,6 +9,7 @@ mod devices;
 mod endings;
 mod kicks;
 mod lies;
+mod life;
 mod memory;
 mod platform;
 mod processors;
@@ -297,6 +298,24 @@ static CASES: &[Case] = &[
         expect: Expect::Pass,
         summary: "32 grants: one kick of each running processor, one submission to the unit",
         run: kicks::one_kick,
+    },
+    Case {
+        name: "domain-life",
+        expect: Expect::Pass,
+        summary: "a domain runs, pauses, goes on and ends, and every frame of it comes back",
+        run: life::whole,
+    },
+    Case {
+        name: "domain-destroyed-in-mid-batch",
+        expect: Expect::Pass,
+        summary: "the unmapping domain ends before its flush: its pages stay held until then",
+        run: life::ends_in_batch,
+    },
+    Case {
+        name: "granter-destroyed-in-mid-batch",
+        expect: Expect::Pass,
+        summary: "the granting domain ends before the flush: its pages are free after it",
+        run: life::granter_ends,
     },
     Case {
         name: "error-is-a-failure",

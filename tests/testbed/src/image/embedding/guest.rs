@@ -28,8 +28,11 @@ pub(crate) enum Layout {
     Shared,
 }
 
-enum Tables {
+/// The tables of one domain's processors.
+pub(super) enum Tables {
+    /// Its devices have others.
     Separate(P2m<Npt, Memory, Tlb>),
+    /// Its devices walk them as well.
     Shared(P2m<Ept, Memory, Shared>),
 }
 
@@ -99,6 +102,21 @@ impl Guest {
             Tables::Separate(_) => false,
             Tables::Shared(map) => map.root() == self.dma.root(),
         })
+    }
+
+    /// Do something with its tables, under their lock.
+    pub(super) fn with_tables<A>(&self, action: impl FnOnce(&mut Tables) -> A) -> A {
+        self.tables.with(action)
+    }
+
+    /// All frame numbers that its tables have.
+    pub(super) fn space(&self) -> Run {
+        self.dma.space()
+    }
+
+    /// What is left of a domain that has ended: tables, and who may have walked them.
+    pub(super) fn into_tables(self) -> (Tables, DmaDomain<Lock<Members>>, GuestCpus) {
+        (self.tables.into_inner(), self.dma, self.cpus)
     }
 
     /// The page of the root of its processors' tables.

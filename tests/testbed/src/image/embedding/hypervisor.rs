@@ -17,7 +17,7 @@ use crate::mmio::Registers;
 use crate::{arch, clock, memory, processors};
 
 /// Domains this image has room for.
-const GUESTS: usize = 3;
+const GUESTS: usize = 4;
 /// Failed batches that can be kept.
 const FAILED: usize = 4;
 /// The processors, for a flush.
@@ -79,6 +79,15 @@ impl Hypervisor {
     /// The domain with this number.
     pub(crate) fn guest(&self, id: DomainId) -> Option<&Guest> {
         self.guests.iter().find(|guest| guest.id() == id)
+    }
+
+    /// Take a domain off the list.
+    ///
+    /// # Errors
+    /// If there is none with this number.
+    pub(super) fn take(&mut self, id: DomainId) -> Result<Guest, Failure> {
+        let place = self.guests.iter().position(|guest| guest.id() == id);
+        Ok(self.guests.remove(place.context("a domain to take away")?))
     }
 
     /// Flushes the processors of `guest`.

@@ -15,6 +15,11 @@ impl<T> Lock<T> {
     pub(crate) const fn new(value: T) -> Self {
         Self(Mutex::new(value))
     }
+
+    /// The value, whose lock is not needed any more.
+    pub(crate) fn into_inner(self) -> T {
+        self.0.into_inner()
+    }
 }
 
 impl<T> Guarded<T> for Lock<T> {

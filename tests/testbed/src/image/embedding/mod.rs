@@ -5,6 +5,7 @@
 //! pages, and [`Hypervisor`], which has the domains and the remapping units.
 
 mod caller;
+mod ending;
 mod guest;
 mod guest_memory;
 mod hypervisor;

@@ -100,7 +100,6 @@ impl<'g> Runner<'g> {
 
     /// Run on the processor that calls, kicks aside, to another exit or until it is fetched.
     pub(crate) fn run(&self) {
-        self.ended.with(|ended| *ended = None);
         if turn_on().is_err() {
             self.ended.with(|ended| *ended = Some(Err(NotRun::NotOn)));
             return;
@@ -137,9 +136,17 @@ impl<'g> Runner<'g> {
     /// # Errors
     /// If there is none.
     pub(crate) fn exit(&self) -> Result<Exit, Failure> {
+        Ok(self.end()??)
+    }
+
+    /// Wait for an exit that no kick was the reason of, or for the guest to be kept from
+    /// running.
+    ///
+    /// # Errors
+    /// If there is neither.
+    pub(crate) fn end(&self) -> Result<Result<Exit, NotRun>, Failure> {
         wait(|| self.ended.with(|ended| ended.is_some())).context("the end of a guest")?;
-        let ended = self.ended.with(|ended| *ended).context("the end of a guest")?;
-        Ok(ended?)
+        self.ended.with(|ended| *ended).context("the end of a guest")
     }
 
     /// Whether it runs on.
@@ -181,6 +188,9 @@ pub(crate) fn meanwhile<A>(
     let actions = [run(0), run(1)];
     ensure!(runners.len() <= actions.len(), "{} runners at a time", runners.len());
     let mut work: ArrayVec<Work<'_>, 2> = ArrayVec::new();
+    for (runner, _) in runners {
+        runner.ended.with(|ended| *ended = None);
+    }
     for ((_, processor), action) in runners.iter().zip(&actions) {
         work.push(Work { processor: *processor, action });
     }
