@@ -71,18 +71,25 @@ pub(super) fn put(frame: Mfn, value: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How many of `frames` the guest reads at the moment: what is written there shows up.
-pub(super) fn count_read(runner: &Runner<'_>, frames: &[Mfn], value: u32) -> Result<u64, Failure> {
-    for (frame, value) in frames.iter().zip(value..) {
-        put(*frame, value)?;
-    }
-    // A guest that has ended reads nothing; any other makes a round.
+/// Write `value` and the numbers after it to the starts of frames.
+pub(super) fn put_all(frames: &[Mfn], value: u32) -> Result<(), Failure> {
+    frames.iter().zip(value..).try_for_each(|(frame, value)| put(*frame, value))
+}
+
+/// How many of the words that [`put_all`] wrote the guest has seen.
+pub(super) fn count_seen(runner: &Runner<'_>, frames: &[Mfn], value: u32) -> Result<u64, Failure> {
+    // A guest that has ended reads nothing more; any other makes a round.
     if runner.goes_on().is_err() {
         clock::wait(GRACE, || false).ok();
     }
-    let latest =
-        (value..).zip(0..frames.len()).filter(|(v, page)| runner.report.latest(*page) == *v);
-    Ok(latest.count() as u64)
+    let pages = (value..).zip(0..frames.len());
+    Ok(pages.filter(|(value, page)| runner.report.latest(*page) == *value).count() as u64)
+}
+
+/// How many of `frames` the guest reads at the moment: what is written there shows up.
+pub(super) fn count_read(runner: &Runner<'_>, frames: &[Mfn], value: u32) -> Result<u64, Failure> {
+    put_all(frames, value)?;
+    count_seen(runner, frames, value)
 }
 
 /// The frames behind grants, while the frontend has them.

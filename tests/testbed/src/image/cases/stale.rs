@@ -13,7 +13,9 @@ use testbed::audit::{Lie, Watched};
 use testbed::ensure;
 use testbed::failure::{Context as _, Failure};
 
-use super::stage::{BATCH, GRACE, PAGES, Stage, count_read, faulted, frames, in_use, just, put};
+use super::stage::{
+    BATCH, GRACE, PAGES, Stage, count_read, count_seen, faulted, frames, in_use, just, put, put_all,
+};
 use crate::embedding::Guest;
 use crate::guest::{Program, Runner, meanwhile};
 use crate::machine::Machine;
@@ -39,9 +41,10 @@ pub(super) fn shown(machine: &Machine) -> Result<(), Failure> {
             Ok(())
         })?;
         // The page is free now, and the guest was made to notice.
+        put(page, 1000)?;
         let error = faulted(&reader, 1)?;
         ensure!(!error.present() && !error.write(), "the fault has error {error:x?}");
-        ensure!(count_read(&reader, &[page], 1000)? == 0, "the guest read a free page");
+        ensure!(count_seen(&reader, &[page], 1000)? == 0, "the guest read a free page");
         Ok(stale)
     })?;
     ensure!(stale == u64::from(READS), "{stale} of {READS} reads were stale");
@@ -77,6 +80,8 @@ pub(super) fn batched(machine: &Machine) -> Result<(), Failure> {
         };
         let manner = Manner { before_flush: &look, ..Manner::HONEST };
         world.unmap_well(&grants, grants.all(), &manner)?;
+        // From here on the pages are the frontend's alone.
+        put_all(&frames, 300)?;
         in_use(world, &grants, false)?;
         let kicks = processors::kicks_sent() - kicks;
         ensure!(kicks == 1, "{kicks} kicks for one processor");
@@ -85,7 +90,7 @@ pub(super) fn batched(machine: &Machine) -> Result<(), Failure> {
         }
         let error = faulted(&reader, BATCH.into())?;
         ensure!(!error.present(), "the fault has error {error:x?}");
-        let read = count_read(&reader, &frames, 300)?;
+        let read = count_seen(&reader, &frames, 300)?;
         ensure!(read == 0, "the guest reads {read} free pages");
         stale.into_inner()
     })?;
