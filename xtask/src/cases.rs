@@ -172,6 +172,12 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("trap-is-a-failure", "an unexpected trap fails the case").must_fail(),
     Case::new("null-is-a-failure", "a read of the null page fails the case").must_fail(),
     Case::new("overflow-is-a-failure", "a stack that runs over fails the case").must_fail(),
+    Case::new("panic-elsewhere-fails", "a panic on another processor fails the case")
+        .guests()
+        .must_fail(),
+    Case::new("overflow-elsewhere-fails", "a stack of another processor that runs over fails it")
+        .guests()
+        .must_fail(),
     Case::new("hang-is-a-failure", "a case that does not end meets its time limit").must_hang(),
 ];
 

@@ -11,7 +11,7 @@ use testbed::failure::{Context as _, Failure};
 use testbed::{ensure, fail};
 
 use super::stage::{BATCH, PAGES, Stage, count_read, faulted, frames, just};
-use crate::embedding::Kicks;
+use crate::embedding::{Activity, Kicks};
 use crate::guest::meanwhile;
 use crate::machine::Machine;
 use crate::world::{BACKEND, Grants, Manner, Overwritten};
@@ -113,25 +113,22 @@ pub(super) fn one_kick(machine: &Machine) -> Result<(), Failure> {
     let (one, two) = (stage.reads_its_code(0)?, stage.reads_its_code(1)?);
     let cost = |calls: &[core::ops::Range<u32>]| {
         world.share(&grants)?;
-        let before = (world.counters(), processors::kicks_sent(), backend.cpus.counts());
+        let before = (world.hypervisor.activity(), backend.cpus.counts());
         for call in calls {
             // Both are inside when it begins.
             one.goes_on()?;
             two.goes_on()?;
             world.unmap_well(&grants, call.clone(), &Manner::HONEST)?;
         }
-        let after = (world.counters(), processors::kicks_sent(), backend.cpus.counts());
+        let cost = world.hypervisor.activity().since(before.0);
+        let counts = backend.cpus.counts();
         for place in grants.all() {
             world.take_back(place)?;
         }
-        let cost = Cost {
-            kicks: after.1 - before.1,
-            flushes: after.2.flushes - before.2.flushes,
-            commands: after.0.iotlb_commands - before.0.iotlb_commands,
-            waits: after.0.waits - before.0.waits,
-            tail_writes: after.0.tail_writes - before.0.tail_writes,
-        };
-        ensure!(after.2.kicks - before.2.kicks == cost.kicks, "the crate counted other kicks");
+        let flushes = counts.flushes - before.1.flushes;
+        ensure!(flushes == calls.len() as u64, "{flushes} flushes of processors");
+        let kicks = counts.kicks - before.1.kicks;
+        ensure!(kicks == cost.kicks, "the crate counted {kicks} kicks of {}", cost.kicks);
         Ok::<_, Failure>(cost)
     };
     let both = [(&one, 1), (&two, 2)];
@@ -139,24 +136,20 @@ pub(super) fn one_kick(machine: &Machine) -> Result<(), Failure> {
         let single = core::array::from_fn::<_, 32, _>(|place| place as u32..place as u32 + 1);
         Ok((cost(&[grants.all()])?, cost(&single)?))
     })?;
-    let once = Cost { kicks: 2, flushes: 1, commands: 1, waits: 1, tail_writes: 1 };
+    let once = Activity { kicks: 2, exits: 2, iotlb_commands: 1, waits: 1, tail_writes: 1 };
     ensure!(batched == once, "32 grants in one call cost {batched:?}");
-    let often = Cost { kicks: 64, flushes: 32, commands: 32, waits: 32, tail_writes: 32 };
+    let often = Activity { kicks: 64, exits: 64, iotlb_commands: 32, waits: 32, tail_writes: 32 };
     ensure!(single == often, "32 grants in 32 calls cost {single:?}");
     ensure!(world.audit.released_early() == 0, "a page was given up too early");
-    say!("@ kicks batched={} per_page={}", batched.kicks, single.kicks);
+    for (policy, cost) in [("per-page", single), ("batched", batched)] {
+        let Activity { kicks, exits, iotlb_commands, waits, tail_writes } = cost;
+        say!(
+            "@ cost policy={policy} pages={BATCH} kicks={kicks} exits={exits} \
+             iotlb_commands={iotlb_commands} waits={waits} tail_writes={tail_writes}"
+        );
+    }
     world.report_boot(Overwritten::default());
     Ok(())
-}
-
-/// What an unmap costs processors and the unit.
-#[derive(Debug, PartialEq, Eq)]
-struct Cost {
-    kicks: u64,
-    flushes: u64,
-    commands: u64,
-    waits: u64,
-    tail_writes: u64,
 }
 
 /// Kicks that do not arrive.

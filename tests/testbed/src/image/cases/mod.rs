@@ -348,6 +348,18 @@ static CASES: &[Case] = &[
         run: endings::overflow,
     },
     Case {
+        name: "panic-elsewhere-fails",
+        expect: Expect::Fail,
+        summary: "a panic on another processor fails the case",
+        run: endings::panic_elsewhere,
+    },
+    Case {
+        name: "overflow-elsewhere-fails",
+        expect: Expect::Fail,
+        summary: "the stack of another processor has a guard page as well",
+        run: endings::overflow_elsewhere,
+    },
+    Case {
         name: "hang-is-a-failure",
         expect: Expect::Hang,
         summary: "a case that does not end is ended from outside",

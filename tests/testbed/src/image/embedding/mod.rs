@@ -4,6 +4,7 @@
 //! is here as well: memory for tables, storage for grants and handles, the books of
 //! pages, and [`Hypervisor`], which has the domains and the remapping units.
 
+mod activity;
 mod caller;
 mod ending;
 mod guest;
@@ -16,6 +17,7 @@ mod memory;
 mod page_info;
 mod storage;
 
+pub(crate) use activity::Activity;
 pub(crate) use caller::{Caller, Watcher};
 pub(crate) use guest::{Guest, Layout};
 pub(crate) use hypervisor::{GuestDma, GuestTlb, Hypervisor, Kicks};

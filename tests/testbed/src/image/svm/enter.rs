@@ -11,6 +11,7 @@ use core::cell::UnsafeCell;
 use core::fmt;
 use core::mem::offset_of;
 use core::ptr;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use p2m::hardware::svm::{AsidPool, FlushByAsid};
 use spin::Mutex;
@@ -53,6 +54,9 @@ struct Host {
 static HOSTS: [Host; PROCESSORS] =
     [const { Host { save: HostPage::new(), block: HostPage::new(), asids: Mutex::new(None) } };
         PROCESSORS];
+
+/// Stays in guests that ended, on all processors.
+static EXITS: AtomicU64 = AtomicU64::new(0);
 
 static PORTS: PortMap = PortMap::CLOSED;
 static MSRS: MsrMap = MsrMap::GUEST;
@@ -151,6 +155,12 @@ pub(super) fn enter(guest: &mut Context) {
     // neither ports nor registers of this side. Everything that compiled code relies on
     // is put back: callee-saved and floating-point registers, segments, RFLAGS.IF.
     unsafe { svm_enter(vmcb, registers, floating, host.cast()) }
+    EXITS.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Stays in guests that ended so far, on all processors.
+pub(crate) fn exits() -> u64 {
+    EXITS.load(Ordering::SeqCst)
 }
 
 unsafe extern "sysv64" {

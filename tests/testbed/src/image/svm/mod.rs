@@ -7,5 +7,5 @@
 mod enter;
 mod vcpu;
 
-pub(crate) use enter::turn_on;
+pub(crate) use enter::{exits, turn_on};
 pub(crate) use vcpu::{NotRun, Vcpu};
