@@ -1,4 +1,4 @@
-//! The processors of the machine, from the ACPI table of interrupt controllers (MADT).
+//! The processors of the machine, from the ACPI interrupt table (MADT)
 //!
 //! [`processors`] gives the local APIC identifiers of those that can be started. Layout:
 //! ACPI 6.5, sections 5.2.12 and 5.2.12.2.

@@ -1,7 +1,7 @@
-//! What a guest of an SVM processor is made of, without the instructions that run it.
+//! A guest of an SVM processor, without the instructions that run it
 //!
 //! A [`Context`] is one vCPU at rest: its control block ([`Vmcb`]), the registers that the
-//! processor does not switch, and its floating-point state. [`Context::exit`] says why it
+//! processor does not switch, and its floating-point state. [`Context::stopped`] says why it
 //! came to rest. After the AMD64 APM, volume 2 (24593), revision 3.44: chapter 15 and
 //! appendix B.
 

@@ -1,4 +1,4 @@
-//! The layout of a virtual machine control block (VMCB): appendix B, tables B-1 and B-2.
+//! The layout of a virtual machine control block (VMCB): appendix B
 //!
 //! A [`Vmcb`] is one page, of which the processor reads and writes every field at VMRUN
 //! and at an exit. Each offset is checked where this file is compiled.

@@ -1,4 +1,4 @@
-//! Which processors a flush kicks: those inside, each once, wherever they came from.
+//! Which processors a flush kicks: those inside, and each once
 
 use core::cell::RefCell;
 use core::time::Duration;

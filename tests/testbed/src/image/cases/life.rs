@@ -1,4 +1,4 @@
-//! Domains that pause and end, also where it is most awkward: in the middle of a batch.
+//! Domains that pause and end, in the middle of a batch too
 
 use core::cell::RefCell;
 

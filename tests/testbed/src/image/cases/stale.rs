@@ -1,4 +1,4 @@
-//! Translations that processors keep while they stay in a guest, and the flush that ends it.
+//! Translations that processors keep while inside, and the flush that ends it
 //!
 //! Before the flush a guest sees what is written to the page behind an entry that is gone,
 //! afterwards it must not. Both are shown, and what happens if the flush is planted away.

@@ -1,4 +1,4 @@
-//! The end of a domain: nothing runs it, nothing reaches it, everything is given back.
+//! The end of a domain: nothing runs or reaches it, everything is given back
 //!
 //! [`Hypervisor::end`] needs no exclusive access: it may come in the middle of a batch of
 //! this very domain, whose pages stay held until that batch was flushed.
