@@ -162,6 +162,10 @@ pub(crate) const CASES: &[Case] = &[
         .guests(),
     Case::new("one-kick-per-cpu", "32 grants: one kick of each running processor, one submission")
         .guests(),
+    Case::new("other-domain-not-kicked", "a flush of one domain leaves another's processors alone")
+        .guests(),
+    Case::new("calls-from-two-cpus", "two virtual processors map and unmap grants at once")
+        .guests(),
     Case::new("domain-life", "a domain runs, pauses and ends, and every frame comes back").guests(),
     Case::new("domain-destroyed-in-mid-batch", "a domain ends before the flush of its own unmap")
         .guests(),

@@ -3,7 +3,7 @@
 use core::cell::RefCell;
 use core::time::Duration;
 
-use flush::{Batch, CpuSet, Hardware, Mfn};
+use flush::{Batch, CpuSet, Gfn, Hardware, Mfn};
 use gnttab::Rights;
 use iommu_vtd::Guarded as _;
 use p2m::{AtNextEntry, Cpus, PageKind, TlbError, TlbFlush};
@@ -12,9 +12,9 @@ use testbed::{ensure, fail};
 
 use super::stage::{BATCH, PAGES, Stage, count_read, faulted, frames, just};
 use crate::embedding::{Activity, Kicks};
-use crate::guest::meanwhile;
+use crate::guest::{Program, Runner, meanwhile};
 use crate::machine::Machine;
-use crate::world::{BACKEND, Grants, Manner, Overwritten};
+use crate::world::{BACKEND, FRONTEND, Grants, Manner, Overwritten};
 use crate::{clock, processors, say};
 
 /// A processor enters the guest when a batch has cleared its entries and not flushed yet.
@@ -148,6 +148,34 @@ pub(super) fn one_kick(machine: &Machine) -> Result<(), Failure> {
              iotlb_commands={iotlb_commands} waits={waits} tail_writes={tail_writes}"
         );
     }
+    world.report_boot(Overwritten::default());
+    Ok(())
+}
+
+/// Two domains run, and one of them is flushed: the other stays in its guest.
+pub(super) fn bystander(machine: &Machine) -> Result<(), Failure> {
+    let stage = Stage::new(machine)?;
+    let (world, backend) = (&stage.world, stage.world.guest(BACKEND)?);
+    let frontend = world.guest(FRONTEND)?;
+    let grants = Grants::at(PAGES, BATCH.into(), Rights::ReadWrite)?;
+    world.share(&grants)?;
+    let own = stage.reads_its_code(0)?;
+    let at = Gfn::new(0x100);
+    let registers = [1, at.get() << 12];
+    let other = Runner::new(&world.hypervisor, frontend, Program::Reader, at, registers)?;
+    let (kicks, left) = meanwhile(stage.processors, &[(&own, 1), (&other, 2)], || {
+        own.goes_on()?;
+        other.goes_on()?;
+        let sets = (backend.cpus.running(), frontend.cpus.running());
+        ensure!(sets == (just(1), just(2)), "{sets:?} run");
+        let kicks = processors::kicks_sent();
+        world.unmap_well(&grants, grants.all(), &Manner::HONEST)?;
+        own.goes_on()?;
+        other.goes_on()?;
+        Ok((processors::kicks_sent() - kicks, (own.interrupts(), other.interrupts())))
+    })?;
+    ensure!((kicks, left) == (1, (1, 0)), "{kicks} kicks, stays ended by one: {left:?}");
+    say!("@ bystander kicks={kicks} stays_ended={} and_of_the_other={}", left.0, left.1);
     world.report_boot(Overwritten::default());
     Ok(())
 }

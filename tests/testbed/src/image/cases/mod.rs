@@ -4,6 +4,7 @@
 //! line in [`CASES`]. What it expects of QEMU's command line goes into its summary.
 
 mod attachment;
+mod calls;
 mod demo;
 mod devices;
 mod endings;
@@ -298,6 +299,18 @@ static CASES: &[Case] = &[
         expect: Expect::Pass,
         summary: "32 grants: one kick of each running processor, one submission to the unit",
         run: kicks::one_kick,
+    },
+    Case {
+        name: "other-domain-not-kicked",
+        expect: Expect::Pass,
+        summary: "a flush of one domain leaves the processors of another alone",
+        run: kicks::bystander,
+    },
+    Case {
+        name: "calls-from-two-cpus",
+        expect: Expect::Pass,
+        summary: "two virtual processors map and unmap at once while a third edits their map",
+        run: calls::from_two,
     },
     Case {
         name: "domain-life",

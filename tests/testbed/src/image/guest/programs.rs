@@ -19,6 +19,8 @@ pub(crate) enum Program {
     Reader,
     /// Writes a page for ever. 32-bit code.
     Writer,
+    /// Makes a hypercall, reads some pages, makes another, for ever. 32-bit code.
+    Caller,
 }
 
 impl Program {
@@ -28,6 +30,7 @@ impl Program {
             Self::Probe => (ptr::addr_of!(guest_probe), ptr::addr_of!(guest_probe_end)),
             Self::Long => (ptr::addr_of!(guest_long), ptr::addr_of!(guest_long_end)),
             Self::Reader => (ptr::addr_of!(guest_reader), ptr::addr_of!(guest_reader_end)),
+            Self::Caller => (ptr::addr_of!(guest_caller), ptr::addr_of!(guest_caller_end)),
             Self::Writer => (ptr::addr_of!(guest_writer), ptr::addr_of!(guest_writer_end)),
         };
         // SAFETY: the two symbols are in one section of read-only data, the start first,
@@ -46,4 +49,6 @@ unsafe extern "C" {
     safe static guest_reader_end: u8;
     safe static guest_writer: u8;
     safe static guest_writer_end: u8;
+    safe static guest_caller: u8;
+    safe static guest_caller_end: u8;
 }

@@ -84,4 +84,23 @@ guest_writer:
     pause
     jmp guest_writer
 guest_writer_end:
+
+# Makes a hypercall, reads the first word of EBX pages from ESI on, makes another, for ever.
+# EDI: a page for the latest words and, at 0x800, the number of rounds.
+    .global guest_caller, guest_caller_end
+guest_caller:
+    vmmcall
+    xor edx, edx
+1:  mov ecx, edx
+    shl ecx, 12
+    mov eax, [esi + ecx]
+    mov [edi + edx * 4], eax
+    pause                               # others have their turn, and may kick
+    inc edx
+    cmp edx, ebx
+    jb 1b
+    vmmcall
+    inc dword ptr [edi + 0x800]
+    jmp guest_caller
+guest_caller_end:
     .code64

@@ -16,7 +16,7 @@ use crate::embedding::{Guest, Hypervisor, Lock};
 use crate::memory::{self, Words};
 use crate::processors::{self, Processors, Work};
 use crate::svm::{NotRun, Vcpu, turn_on};
-use crate::{arch, clock};
+use crate::{arch, clock, exit};
 
 /// How long anything here may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -100,6 +100,12 @@ impl<'g> Runner<'g> {
 
     /// Run on the processor that calls, kicks aside, to another exit or until it is fetched.
     pub(crate) fn run(&self) {
+        self.serve(|| Ok(false));
+    }
+
+    /// As [`run`](Self::run), and carry out its hypercalls with `call`, which says whether
+    /// the guest is to go on.
+    pub(crate) fn serve(&self, mut call: impl FnMut() -> Result<bool, Failure>) {
         if turn_on().is_err() {
             self.ended.with(|ended| *ended = Some(Err(NotRun::NotOn)));
             return;
@@ -113,10 +119,12 @@ impl<'g> Runner<'g> {
                 Ok(Exit::Interrupt) => {
                     self.interrupts.fetch_add(1, Ordering::SeqCst);
                 }
-                other => {
-                    self.ended.with(|ended| *ended = Some(other));
-                    return;
-                }
+                Ok(exit @ Exit::Vmmcall) => match call() {
+                    Ok(true) => self.vcpu.with(|vcpu| vcpu.context.skip(&exit)),
+                    Ok(false) => return self.ended.with(|ended| *ended = Some(Ok(exit))),
+                    Err(failure) => exit::failed(format_args!("a hypercall: {failure}")),
+                },
+                other => return self.ended.with(|ended| *ended = Some(other)),
             }
         }
     }
