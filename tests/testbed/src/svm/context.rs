@@ -114,14 +114,11 @@ pub struct Context {
 impl Context {
     /// A vCPU that starts at `entry`, a linear address, with interrupts off.
     ///
-    /// It cannot run before nested tables, an ASID and both maps of what it may reach are
-    /// named in its control block.
+    /// It cannot run before it has nested tables and an ASID, and is
+    /// [confined](Self::confine).
     #[must_use]
     pub fn new(mode: Mode, entry: u64) -> Self {
         let mut vmcb = Vmcb::zeroed();
-        vmcb.control.intercept_first = intercept::FIRST;
-        vmcb.control.intercept_second = intercept::SECOND;
-        vmcb.control.virtual_interrupt = MASK_VIRTUALLY;
         let save = &mut vmcb.save;
         // Descriptor bits: present, code or data, type; then granularity, size, long mode.
         const DATA: u16 = 0xc93;
@@ -154,6 +151,20 @@ impl Context {
         save.cs = flat(code);
         (save.cr0, save.cr3, save.cr4, save.efer) = (cr0, cr3, cr4, efer);
         Self { vmcb, registers: Registers::default(), floating: Floating::RESET }
+    }
+
+    /// See to it that the guest cannot get at this side, whatever was written to its control
+    /// block before; more may be intercepted than this wants. To be called before each
+    /// VMRUN, with the physical addresses of a [`PortMap`](super::PortMap) and a
+    /// [`MsrMap`](super::MsrMap).
+    pub const fn confine(&mut self, port_map: u64, msr_map: u64) {
+        let control = &mut self.vmcb.control;
+        control.intercept_first |= intercept::FIRST;
+        control.intercept_second |= intercept::SECOND;
+        control.virtual_interrupt |= MASK_VIRTUALLY;
+        (control.port_map, control.msr_map) = (port_map, msr_map);
+        // Nested paging, and nothing that encrypts. The root is for `p2m` to write.
+        (control.nested_control, control.last_branch, control.clean) = (1, 0, 0);
     }
 
     /// Read off why it stopped, and see to it that an event whose delivery was cut short
@@ -316,13 +327,28 @@ mod tests {
     fn one_interrupt_waits_at_a_time() {
         let mut guest = context();
         assert!(guest.request(0x30) && !guest.request(0x31));
-        assert_eq!(guest.vmcb.control.virtual_interrupt, 0x30_011f_0100);
+        assert_eq!(guest.vmcb.control.virtual_interrupt, 0x30_001f_0100);
         // Delivered: the processor clears V_IRQ.
         guest.vmcb.control.virtual_interrupt &= !(1 << 8);
         assert!(guest.request(0x31));
-        assert_eq!(guest.vmcb.control.virtual_interrupt, 0x31_011f_0100);
+        assert_eq!(guest.vmcb.control.virtual_interrupt, 0x31_001f_0100);
         guest.vmcb.save.rflags |= 1 << 9;
         assert!(guest.has_interrupts_on());
+    }
+
+    #[test]
+    fn a_guest_is_confined_whatever_was_written_before() {
+        let mut guest = context();
+        let control = &mut guest.vmcb.control;
+        (control.nested_control, control.clean, control.last_branch) = (0x6, u64::MAX, 3);
+        control.intercept_first = intercept::NON_MASKABLE | 1 << 14;
+        guest.confine(0x5000, 0x8000);
+        let control = &guest.vmcb.control;
+        assert_eq!((control.nested_control, control.clean, control.last_branch), (1, 0, 0));
+        assert_eq!(control.intercept_first, intercept::FIRST | 1 << 14);
+        assert_eq!(control.intercept_second & 1, 1, "VMRUN has to be intercepted");
+        assert_eq!((control.port_map, control.msr_map), (0x5000, 0x8000));
+        assert_eq!(control.virtual_interrupt, MASK_VIRTUALLY);
     }
 
     #[test]

@@ -13,7 +13,8 @@ use core::mem::offset_of;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use p2m::hardware::svm::{AsidPool, FlushByAsid};
+use flush::Mfn;
+use p2m::hardware::svm::{AsidPool, ControlArea, FlushByAsid};
 use spin::Mutex;
 use testbed::svm::{Context, Floating, MsrMap, PortMap, Registers, Vmcb};
 use x86_64::registers::model_specific::Msr;
@@ -135,27 +136,41 @@ pub(super) fn with_asids<A>(action: impl FnOnce(&mut AsidPool) -> A) -> Option<A
     HOSTS[arch::this_processor()].asids.lock().as_mut().map(action)
 }
 
-/// Name the maps of what guests may reach by themselves.
-pub(super) fn set_maps(vmcb: &mut Vmcb) {
-    vmcb.control.port_map = ptr::from_ref(&PORTS).addr() as u64;
-    vmcb.control.msr_map = ptr::from_ref(&MSRS).addr() as u64;
-}
-
 /// One VMRUN: from the guest's next instruction to an intercept.
 ///
-/// [`with_asids`] has found ASIDs, nested tables and an ASID are in the control block,
-/// and its maps are those of [`set_maps`]. Interrupts are off before and after; one that
-/// is pending ends the stay at once.
-pub(super) fn enter(guest: &mut Context) {
+/// [`with_asids`] has found ASIDs, and one of them is in the control block. Interrupts are
+/// off before and after; one that is pending ends the stay at once. Whatever else was
+/// written to the control block, the guest runs on the tables below `root` and is
+/// intercepted.
+pub(super) fn enter(guest: &mut Context, root: NestedRoot) {
+    guest.confine(ptr::from_ref(&PORTS).addr() as u64, ptr::from_ref(&MSRS).addr() as u64);
     let Context { vmcb, registers, floating } = guest;
+    root.set(vmcb);
     let host = HOSTS[arch::this_processor()].block.0.get();
     // SAFETY: SVM is on. The three parts are borrowed for the call and lie at their
-    // physical addresses, the host block is this processor's. The guest reaches what its
-    // nested tables show it, which are managed frames, used through atomics alone, and
-    // neither ports nor registers of this side. Everything that compiled code relies on
+    // physical addresses, the host block is this processor's. The guest was confined right
+    // above: it reaches what its nested tables show it, which are managed frames, used
+    // through atomics alone, and neither ports nor registers of this side. Everything that compiled code relies on
     // is put back: callee-saved and floating-point registers, segments, RFLAGS.IF.
     unsafe { svm_enter(vmcb, registers, floating, host.cast()) }
     EXITS.fetch_add(1, Ordering::SeqCst);
+}
+
+/// The root of nested tables that a processor can be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NestedRoot(Mfn);
+
+impl NestedRoot {
+    /// `None` for a root beyond the physical address space.
+    pub(super) fn new(root: Mfn) -> Option<Self> {
+        let mut block = Vmcb::zeroed();
+        ControlArea::new(block.words()).set_nested_root(root).then_some(Self(root))
+    }
+
+    /// Turn nested paging on, from this root.
+    fn set(self, vmcb: &mut Vmcb) {
+        assert!(ControlArea::new(vmcb.words()).set_nested_root(self.0), "it was asked before");
+    }
 }
 
 /// Stays in guests that ended so far, on all processors.

@@ -11,7 +11,7 @@ use p2m::GuestCpus;
 use p2m::hardware::svm::{ControlArea, TlbControl, VcpuAsid};
 use testbed::svm::{Context, Exit, Mode};
 
-use super::enter;
+use super::enter::{self, NestedRoot};
 use crate::arch;
 
 /// One virtual processor, between two stays in its guest.
@@ -19,6 +19,7 @@ pub(crate) struct Vcpu {
     /// Its state.
     pub(crate) context: Context,
     domain: DomainId,
+    root: NestedRoot,
     asid: VcpuAsid,
     /// Stays so far.
     stays: u64,
@@ -54,10 +55,8 @@ impl Vcpu {
     /// A virtual processor of `domain` that starts in `mode` at `entry`, on the nested
     /// tables below `root`. `None` for a root beyond the physical address space.
     pub(crate) fn new(domain: DomainId, root: Mfn, mode: Mode, entry: u64) -> Option<Self> {
-        let mut context = Context::new(mode, entry);
-        enter::set_maps(&mut context.vmcb);
-        let set = ControlArea::new(context.vmcb.words()).set_nested_root(root);
-        set.then_some(Self { context, domain, asid: VcpuAsid::new(), stays: 0 })
+        let (context, root) = (Context::new(mode, entry), NestedRoot::new(root)?);
+        Some(Self { context, domain, root, asid: VcpuAsid::new(), stays: 0 })
     }
 
     /// One stay in the guest, from its next instruction to its next exit.
@@ -86,10 +85,10 @@ impl Vcpu {
     }
 
     fn stay(&mut self, entered: p2m::Generation) -> Result<Exit, NotRun> {
-        let Self { context, domain: _, asid, stays } = self;
+        let Self { context, domain: _, root, asid, stays } = self;
         let tag = enter::with_asids(|pool| asid.prepare(pool, entered)).ok_or(NotRun::NotOn)?;
         ControlArea::new(context.vmcb.words()).set_tag(&tag);
-        enter::enter(context);
+        enter::enter(context, *root);
         let exit = context.stopped();
         if exit != Exit::Invalid {
             *stays = stays.saturating_add(1);
