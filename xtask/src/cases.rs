@@ -33,8 +33,10 @@ impl Expected {
 pub(crate) enum Processors {
     /// One, of QEMU's default sort.
     One,
-    /// Three that run guests: SVM with nested paging.
+    /// Three that run guests: SVM with nested paging. They take turns.
     ThreeWithGuests,
+    /// The same, at the same time: on as many threads.
+    ThreeInParallel,
 }
 
 /// One boot of the testbed.
@@ -71,6 +73,11 @@ impl Case {
 
     pub(crate) const fn guests(mut self) -> Self {
         self.processors = Processors::ThreeWithGuests;
+        self
+    }
+
+    const fn parallel(mut self) -> Self {
+        self.processors = Processors::ThreeInParallel;
         self
     }
 
@@ -166,6 +173,7 @@ pub(crate) const CASES: &[Case] = &[
         .guests(),
     Case::new("calls-from-two-cpus", "two virtual processors map and unmap grants at once")
         .guests(),
+    Case::new("calls-in-parallel", "the same where the processors run at the same time").parallel(),
     Case::new("domain-life", "a domain runs, pauses and ends, and every frame comes back").guests(),
     Case::new("domain-destroyed-in-mid-batch", "a domain ends before the flush of its own unmap")
         .guests(),

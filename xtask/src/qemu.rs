@@ -267,14 +267,17 @@ fn machine(image: &Path, trace: &Path, case: &Case) -> Command {
         device.push(',');
         device.push_str(case.iommu);
     }
-    // Several processors share one thread: they take turns, so that none waits for long.
-    let processors: &[&str] = match case.processors {
-        Processors::One => &[],
-        Processors::ThreeWithGuests => &["-smp", "3", "-cpu", "max,+svm"],
+    // Processors that share one thread take turns: then none waits for long, however busy
+    // this machine is.
+    const GUESTS: &[&str] = &["-smp", "3", "-cpu", "max,+svm"];
+    let (threads, processors) = match case.processors {
+        Processors::One => ("tcg,thread=single", &[][..]),
+        Processors::ThreeWithGuests => ("tcg,thread=single", GUESTS),
+        Processors::ThreeInParallel => ("tcg,thread=multi", GUESTS),
     };
     let mut command = checkout::command(Tool::Qemu.program());
     command
-        .args(["-accel", "tcg,thread=single", "-machine", "q35", "-m", "256"])
+        .args(["-accel", threads, "-machine", "q35", "-m", "256"])
         .args(["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"])
         .args(["-serial", "stdio"])
         .args(processors)
@@ -367,6 +370,7 @@ mod tests {
         let case = || Case::new("name", "about");
         assert!(shown(case().iommu("caching-mode=on")).contains("aw-bits=48,caching-mode=on "));
         assert!(shown(case()).contains("aw-bits=48 ") && !shown(case()).contains("-smp"));
+        assert!(shown(case().guests()).contains("thread=single"));
         assert!(shown(case().guests()).contains("-smp 3 -cpu max,+svm "));
     }
 

@@ -313,6 +313,12 @@ static CASES: &[Case] = &[
         run: calls::from_two,
     },
     Case {
+        name: "calls-in-parallel",
+        expect: Expect::Pass,
+        summary: "the same where the processors run at the same time and meet at locks",
+        run: calls::in_parallel,
+    },
+    Case {
         name: "domain-life",
         expect: Expect::Pass,
         summary: "a domain runs, pauses, goes on and ends, and every frame of it comes back",
