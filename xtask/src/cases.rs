@@ -28,6 +28,17 @@ impl Expected {
     }
 }
 
+/// What processors a machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Processors {
+    /// One, of QEMU's default sort.
+    One,
+    /// Three that run guests: SVM with nested paging. They take turns.
+    ThreeWithGuests,
+    /// The same, at the same time: on as many threads.
+    ThreeInParallel,
+}
+
 /// One boot of the testbed.
 #[derive(Debug)]
 pub(crate) struct Case {
@@ -35,6 +46,8 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     /// One line for `--list`.
     pub(crate) about: &'static str,
+    /// What processors the machine has.
+    pub(crate) processors: Processors,
     /// Further properties of `-device intel-iommu`, such as `caching-mode=on`.
     pub(crate) iommu: &'static str,
     /// Further words of the command line, as `key=value`.
@@ -46,10 +59,11 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    const fn new(name: &'static str, about: &'static str) -> Self {
+    pub(crate) const fn new(name: &'static str, about: &'static str) -> Self {
         Self {
             name,
             about,
+            processors: Processors::One,
             iommu: "",
             words: "",
             expected: Expected::Pass,
@@ -57,7 +71,17 @@ impl Case {
         }
     }
 
-    const fn iommu(mut self, properties: &'static str) -> Self {
+    pub(crate) const fn guests(mut self) -> Self {
+        self.processors = Processors::ThreeWithGuests;
+        self
+    }
+
+    const fn parallel(mut self) -> Self {
+        self.processors = Processors::ThreeInParallel;
+        self
+    }
+
+    pub(crate) const fn iommu(mut self, properties: &'static str) -> Self {
         self.iommu = properties;
         self
     }
@@ -124,11 +148,48 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::new("skipped-flush-is-stale", "a planted bug: no flush, so writes reach freed pages"),
     Case::new("wrong-domain-is-stale", "a planted bug: another domain is flushed instead"),
+    Case::new("cpu-boot", "three processors start, work at once, and acknowledge every kick")
+        .guests(),
+    Case::new("svm-run", "guests of a few instructions run under nested paging, exit by exit")
+        .guests(),
+    Case::new("tlb-control-asked", "each flush is asked for in the control block, and no other")
+        .guests(),
+    Case::new("stale-cpu-shown", "a guest reads a page whose entry is gone, until it is kicked")
+        .guests(),
+    Case::new("stale-cpu-batched", "32 grants a guest reads: stale until the flush, not after")
+        .guests(),
+    Case::new("stale-cpu-no-kick", "a planted bug: no kick, so the guest reads every freed page")
+        .guests(),
+    Case::new("lost-kick-holds", "a kick that gets lost: no page is given up until a later one")
+        .guests(),
+    Case::new("rights-lowered", "a guest writes a page made read-only, until the flush").guests(),
+    Case::new("cpu-enters-during-batch", "a processor that enters in mid-batch is kicked as well")
+        .guests(),
+    Case::new("vcpu-moves-between-cpus", "a virtual processor moves away and back, and forgets")
+        .guests(),
+    Case::new("one-kick-per-cpu", "32 grants: one kick of each running processor, one submission")
+        .guests(),
+    Case::new("other-domain-not-kicked", "a flush of one domain leaves another's processors alone")
+        .guests(),
+    Case::new("calls-from-two-cpus", "two virtual processors map and unmap grants at once")
+        .guests(),
+    Case::new("calls-in-parallel", "the same where the processors run at the same time").parallel(),
+    Case::new("domain-life", "a domain runs, pauses and ends, and every frame comes back").guests(),
+    Case::new("domain-destroyed-in-mid-batch", "a domain ends before the flush of its own unmap")
+        .guests(),
+    Case::new("granter-destroyed-in-mid-batch", "the granter ends before the flush of an unmap")
+        .guests(),
     Case::new("error-is-a-failure", "a case that returns an error fails").must_fail(),
     Case::new("panic-is-a-failure", "a case that panics fails").must_fail(),
     Case::new("trap-is-a-failure", "an unexpected trap fails the case").must_fail(),
     Case::new("null-is-a-failure", "a read of the null page fails the case").must_fail(),
     Case::new("overflow-is-a-failure", "a stack that runs over fails the case").must_fail(),
+    Case::new("panic-elsewhere-fails", "a panic on another processor fails the case")
+        .guests()
+        .must_fail(),
+    Case::new("overflow-elsewhere-fails", "a stack of another processor that runs over fails it")
+        .guests()
+        .must_fail(),
     Case::new("hang-is-a-failure", "a case that does not end meets its time limit").must_hang(),
 ];
 

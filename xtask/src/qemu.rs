@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::cases::{self, CASES, Case, Expected};
+use crate::cases::{self, CASES, Case, Expected, Processors};
 use crate::checkout;
 use crate::progress::Steps;
 use crate::records::{self, Record};
@@ -191,7 +191,7 @@ impl Testbed {
         let output =
             File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         File::create(&trace).with_context(|| format!("cannot write {}", trace.display()))?;
-        let mut command = machine(&self.image, &trace, case.iommu);
+        let mut command = machine(&self.image, &trace, case);
         let words = format!("case={} {words}", case.name);
         command.arg("-append").arg(words.trim_end());
         command.stdout(output.try_clone()?).stderr(output);
@@ -211,14 +211,7 @@ impl Testbed {
 
     /// Compares the testbed's own list of cases with the table.
     fn check_list(&self) -> Result<()> {
-        let list = Case {
-            name: "list",
-            about: "the names of all cases",
-            iommu: "",
-            words: "",
-            expected: Expected::Pass,
-            limit: Duration::from_secs(30),
-        };
+        let list = Case::new("list", "the names of all cases");
         let boot = self.boot(&list, "")?;
         if boot.verdict != Verdict::Passed {
             bail!("the testbed cannot list its cases\n{}", boot.explain(&list));
@@ -268,17 +261,26 @@ fn disagreement(records: &[Record], table: &[Case]) -> Option<String> {
 }
 
 /// The machine that every case runs on. Software emulation only: the image needs nothing faster.
-fn machine(image: &Path, trace: &Path, iommu: &str) -> Command {
+fn machine(image: &Path, trace: &Path, case: &Case) -> Command {
     let mut device = "intel-iommu,intremap=off,aw-bits=48".to_owned();
-    if !iommu.is_empty() {
+    if !case.iommu.is_empty() {
         device.push(',');
-        device.push_str(iommu);
+        device.push_str(case.iommu);
     }
+    // Processors that share one thread take turns: then none waits for long, however busy
+    // this machine is.
+    const GUESTS: &[&str] = &["-smp", "3", "-cpu", "max,+svm"];
+    let (threads, processors) = match case.processors {
+        Processors::One => ("tcg,thread=single", &[][..]),
+        Processors::ThreeWithGuests => ("tcg,thread=single", GUESTS),
+        Processors::ThreeInParallel => ("tcg,thread=multi", GUESTS),
+    };
     let mut command = checkout::command(Tool::Qemu.program());
     command
-        .args(["-accel", "tcg,thread=single", "-machine", "q35", "-m", "256"])
+        .args(["-accel", threads, "-machine", "q35", "-m", "256"])
         .args(["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"])
         .args(["-serial", "stdio"])
+        .args(processors)
         .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
         .args(["-device", &device])
         .args(["-device", "nvme,serial=quiesce"])
@@ -363,10 +365,13 @@ mod tests {
     }
 
     #[test]
-    fn a_case_can_change_the_emulated_unit() {
-        let shown = |iommu| checkout::line(&machine(Path::new("image"), Path::new("trace"), iommu));
-        assert!(shown("caching-mode=on").contains("aw-bits=48,caching-mode=on "));
-        assert!(shown("").contains("aw-bits=48 "));
+    fn a_case_can_change_the_emulated_machine() {
+        let shown = |case| checkout::line(&machine(Path::new("image"), Path::new("trace"), &case));
+        let case = || Case::new("name", "about");
+        assert!(shown(case().iommu("caching-mode=on")).contains("aw-bits=48,caching-mode=on "));
+        assert!(shown(case()).contains("aw-bits=48 ") && !shown(case()).contains("-smp"));
+        assert!(shown(case().guests()).contains("thread=single"));
+        assert!(shown(case().guests()).contains("-smp 3 -cpu max,+svm "));
     }
 
     #[track_caller]

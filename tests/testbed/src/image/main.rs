@@ -14,19 +14,23 @@
     reason = "a failure carries its sentence, there is no heap, and it ends the run"
 )]
 
+mod apic;
 mod arch;
 mod cases;
 mod clock;
 mod devices;
 mod embedding;
 mod exit;
+mod guest;
 mod machine;
 mod memory;
 mod mmio;
 mod pci;
 mod poison;
 mod port;
+mod processors;
 mod serial;
+mod svm;
 mod world;
 
 use core::panic::PanicInfo;

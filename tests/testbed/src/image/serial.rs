@@ -1,8 +1,11 @@
 //! COM1, the only way out for words.
 //!
-//! No lock is taken, so a trap handler or a panic may print at any moment.
+//! Lines of several processors are kept apart, but nobody waits for his turn for ever: a
+//! trap handler or a panic may print at any moment, also in the middle of a line.
 
 use core::fmt::{self, Write};
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::port::Port;
 
@@ -10,6 +13,13 @@ use crate::port::Port;
 const ROOM: u8 = 1 << 5;
 /// Polls of the line state before a byte is dropped; a real line needs about 100.
 const PATIENCE: u32 = 100_000;
+
+/// Looks at the line of another processor before it is interrupted: many times what a long
+/// line takes.
+const TURNS: u32 = 10_000_000;
+
+/// Some processor is in the middle of a line.
+static TAKEN: AtomicBool = AtomicBool::new(false);
 
 struct Serial;
 
@@ -37,12 +47,19 @@ pub(crate) fn initialise() {
 
 /// Print one line; use [`say!`](crate::say).
 pub(crate) fn line(text: fmt::Arguments<'_>) {
+    for _ in 0..TURNS {
+        if !TAKEN.swap(true, Ordering::Acquire) {
+            break;
+        }
+        spin_loop();
+    }
     // `Serial` never fails, and a formatter that does leaves a short line, not a lost verdict.
     if Serial.write_fmt(text).is_err() {
         send(b'?');
     }
     send(b'\r');
     send(b'\n');
+    TAKEN.store(false, Ordering::Release);
 }
 
 /// Send one byte, or drop it if the line stays busy.

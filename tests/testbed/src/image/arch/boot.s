@@ -75,7 +75,60 @@ long_mode:
     call rust_entry
     ud2
 
+# Where a further processor starts, in real mode. The code is copied to a page below
+# 1 MiB, so it knows no address of its own. start.rs fills in its stack and its number.
+    .section .rodata.trampoline, "a"
+    .balign 8
+    .code16
+    .global trampoline_start, trampoline_end
+trampoline_start:
+    jmp 1f
+    .balign 8                           # at offset 8: the boot code's descriptors
+    .short 23
+    .long boot_gdt
+1:  cli
+    cld
+    mov ax, cs
+    mov ds, ax
+    lgdtd [8]
+    mov eax, offset boot_pml4
+    mov cr3, eax
+    mov eax, 0x620                      # PAE, OSFXSR, OSXMMEXCPT
+    mov cr4, eax
+    mov ecx, 0xc0000080                 # EFER
+    rdmsr
+    or eax, 0x100                       # LME
+    wrmsr
+    mov eax, 0x80010033                 # PG, WP, NE, ET, MP, PE: 64-bit mode at once
+    mov cr0, eax
+    .byte 0x66, 0xea                    # far jump to 8:further_processor
+    .long further_processor
+    .short 8
+trampoline_end:
+
+    .section .text.boot, "ax"
+    .code64
+further_processor:
+    mov ax, 16
+    mov ds, ax
+    mov es, ax
+    mov ss, ax
+    xor eax, eax
+    mov fs, ax
+    mov gs, ax
+    mov rsp, [rip + further_stack]
+    mov rdi, [rip + further_number]
+    xor ebp, ebp
+    call rust_further_entry
+    ud2
+
     .section .data.boot, "aw"
+    .balign 8
+    .global further_stack, further_number
+further_stack:
+    .quad 0
+further_number:
+    .quad 0
     .balign 8
 boot_gdt:
     .quad 0
@@ -113,7 +166,19 @@ boot_pt:
     .endr
     .quad 0                             # 1 MiB: the guard page below the stack
     .set page, 257
-    .rept 255
+    .rept 128
+    .quad (page << 12) + 0x3
+    .set page, page + 1
+    .endr
+    .rept 3                             # a guard page and 32 pages for each further processor
+    .quad 0
+    .set page, page + 1
+    .rept 32
+    .quad (page << 12) + 0x3
+    .set page, page + 1
+    .endr
+    .endr
+    .rept 512 - 256 - 129 - 99
     .quad (page << 12) + 0x3
     .set page, page + 1
     .endr

@@ -1,4 +1,4 @@
-//! Segments of 64-bit mode, and one stack for each sort of trap.
+//! Segments of 64-bit mode, and for each processor one stack for each sort of trap.
 //!
 //! Compiled code may keep data below the stack pointer, so no trap may push onto the
 //! stack it interrupts: every gate names one of these stacks.
@@ -12,8 +12,11 @@ use spin::Once;
 use x86_64::VirtAddr;
 use x86_64::instructions::segmentation::{CS, DS, ES, SS, Segment};
 use x86_64::instructions::tables::load_tss;
+use x86_64::registers::model_specific::GsBase;
 use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable, SegmentSelector};
 use x86_64::structures::tss::TaskStateSegment;
+
+use super::PROCESSORS;
 
 /// The selector of the code segment, as the boot code set it up.
 pub(super) const CODE: u16 = 8;
@@ -44,23 +47,40 @@ struct Stack(UnsafeCell<[u8; STACK]>);
 // uses each stack for one trap at a time.
 unsafe impl Sync for Stack {}
 
-static STACKS: [Stack; 5] = [const { Stack(UnsafeCell::new([0; STACK])) }; 5];
-static TASK: Once<TaskStateSegment> = Once::new();
-static TABLE: Once<(GlobalDescriptorTable, [SegmentSelector; 3])> = Once::new();
+/// What one processor loads.
+struct Segments {
+    stacks: [Stack; 5],
+    task: Once<TaskStateSegment>,
+    table: Once<(GlobalDescriptorTable, [SegmentSelector; 3])>,
+}
 
-/// Load the segments and the stack table of the boot processor.
-pub(super) fn load() {
-    let task = TASK.call_once(|| {
+impl Segments {
+    const fn new() -> Self {
+        Self {
+            stacks: [const { Stack(UnsafeCell::new([0; STACK])) }; 5],
+            task: Once::new(),
+            table: Once::new(),
+        }
+    }
+}
+
+static SEGMENTS: [Segments; PROCESSORS] = [const { Segments::new() }; PROCESSORS];
+
+/// Load the segments and the stack table of processor `number`, which runs this, and let
+/// it know its number.
+pub(super) fn load(number: usize) {
+    let Segments { stacks, task, table } = &SEGMENTS[number];
+    let task = task.call_once(|| {
         let mut task = TaskStateSegment::new();
         // The table is a packed field, so it is filled beside it and copied in.
         let mut tops = task.interrupt_stack_table;
-        for (top, stack) in tops.iter_mut().zip(&STACKS) {
+        for (top, stack) in tops.iter_mut().zip(stacks) {
             *top = VirtAddr::from_ptr(stack.0.get().wrapping_add(1));
         }
         task.interrupt_stack_table = tops;
         task
     });
-    let (table, [code, data, task]) = TABLE.call_once(|| {
+    let (table, [code, data, task]) = table.call_once(|| {
         let mut table = GlobalDescriptorTable::new();
         let selectors = [
             table.append(Descriptor::kernel_code_segment()),
@@ -71,7 +91,8 @@ pub(super) fn load() {
     });
     table.load();
     // SAFETY: the three selectors are those of the table just loaded, which is static: a
-    // 64-bit ring 0 code segment, a writable data segment, and the task segment above.
+    // 64-bit ring 0 code segment, a writable data segment, and the task segment above,
+    // which no other processor loads.
     unsafe {
         CS::set_reg(*code);
         SS::set_reg(*data);
@@ -79,4 +100,11 @@ pub(super) fn load() {
         ES::set_reg(*data);
         load_tss(*task);
     }
+    GsBase::write(VirtAddr::new(number as u64));
+}
+
+/// The number of the processor that runs this: no segment is addressed through GS, so its
+/// base is free to hold it.
+pub(super) fn number() -> usize {
+    GsBase::read().as_u64() as usize
 }

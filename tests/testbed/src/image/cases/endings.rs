@@ -12,6 +12,7 @@ use testbed::fail;
 use testbed::failure::Failure;
 
 use crate::machine::Machine;
+use crate::processors::{Processors, Work};
 use crate::say;
 
 /// An error.
@@ -60,6 +61,29 @@ fn deeper(above: &mut [u64; 64]) -> u64 {
     let depth = deeper(black_box(&mut here));
     above[1] = here[1];
     depth.max(here[0])
+}
+
+/// A panic on another processor.
+pub(super) fn panic_elsewhere(machine: &Machine) -> Result<(), Failure> {
+    elsewhere(machine, &|| {
+        let nothing: [u64; 4] = [0; 4];
+        say!("there is something: {}", nothing[black_box(usize::MAX)]);
+    })
+}
+
+/// A recursion without an end on another processor.
+pub(super) fn overflow_elsewhere(machine: &Machine) -> Result<(), Failure> {
+    elsewhere(machine, &|| {
+        let depth = deeper(&mut [0; 64]);
+        say!("the stack has room for {depth} calls");
+    })
+}
+
+/// Let the last processor do something that does not end well.
+fn elsewhere(machine: &Machine, action: &(dyn Fn() + Sync)) -> Result<(), Failure> {
+    let processors = Processors::start(machine)?;
+    let last = processors.count() - 1;
+    Ok(processors.together(&[Work { processor: last, action }], || ())?)
 }
 
 /// A loop without an end.

@@ -4,16 +4,23 @@
 //! line in [`CASES`]. What it expects of QEMU's command line goes into its summary.
 
 mod attachment;
+mod calls;
 mod demo;
 mod devices;
 mod endings;
+mod kicks;
 mod lies;
+mod life;
 mod memory;
 mod platform;
+mod processors;
 mod queue;
+mod stage;
+mod stale;
 mod story;
 mod tables;
 mod traps;
+mod vcpus;
 
 use testbed::fail;
 use testbed::failure::Failure;
@@ -228,6 +235,108 @@ static CASES: &[Case] = &[
         run: lies::wrong_domain,
     },
     Case {
+        name: "cpu-boot",
+        expect: Expect::Pass,
+        summary: "three processors start, work at once, and acknowledge every kick",
+        run: processors::boot,
+    },
+    Case {
+        name: "svm-run",
+        expect: Expect::Pass,
+        summary: "guests of a few instructions run under nested paging, exit by exit",
+        run: vcpus::run,
+    },
+    Case {
+        name: "tlb-control-asked",
+        expect: Expect::Pass,
+        summary: "TLB_CONTROL and ASID in the control block ask for each flush, and no other",
+        run: vcpus::tlb_control,
+    },
+    Case {
+        name: "stale-cpu-shown",
+        expect: Expect::Pass,
+        summary: "a guest that nobody kicks reads a page after its entry went; a kick ends that",
+        run: stale::shown,
+    },
+    Case {
+        name: "stale-cpu-batched",
+        expect: Expect::Pass,
+        summary: "32 grants a guest reads on: stale until the flush, no read after the release",
+        run: stale::batched,
+    },
+    Case {
+        name: "stale-cpu-no-kick",
+        expect: Expect::Pass,
+        summary: "a planted bug: nobody is kicked, and the guest reads every freed page",
+        run: stale::no_kick,
+    },
+    Case {
+        name: "lost-kick-holds",
+        expect: Expect::Pass,
+        summary: "a kick that gets lost fails the flush: no page is given up until a later one",
+        run: kicks::lost_kick,
+    },
+    Case {
+        name: "rights-lowered",
+        expect: Expect::Pass,
+        summary: "a guest writes on through an entry made read-only, until the flush",
+        run: stale::rights,
+    },
+    Case {
+        name: "cpu-enters-during-batch",
+        expect: Expect::Pass,
+        summary: "a processor that enters in the middle of a batch is kicked with the others",
+        run: kicks::enters,
+    },
+    Case {
+        name: "vcpu-moves-between-cpus",
+        expect: Expect::Pass,
+        summary: "a virtual processor moves away and back, and takes no old entry along",
+        run: kicks::moves,
+    },
+    Case {
+        name: "one-kick-per-cpu",
+        expect: Expect::Pass,
+        summary: "32 grants: one kick of each running processor, one submission to the unit",
+        run: kicks::one_kick,
+    },
+    Case {
+        name: "other-domain-not-kicked",
+        expect: Expect::Pass,
+        summary: "a flush of one domain leaves the processors of another alone",
+        run: kicks::bystander,
+    },
+    Case {
+        name: "calls-from-two-cpus",
+        expect: Expect::Pass,
+        summary: "two virtual processors map and unmap at once while a third edits their map",
+        run: calls::from_two,
+    },
+    Case {
+        name: "calls-in-parallel",
+        expect: Expect::Pass,
+        summary: "the same where the processors run at the same time and meet at locks",
+        run: calls::in_parallel,
+    },
+    Case {
+        name: "domain-life",
+        expect: Expect::Pass,
+        summary: "a domain runs, pauses, goes on and ends, and every frame of it comes back",
+        run: life::whole,
+    },
+    Case {
+        name: "domain-destroyed-in-mid-batch",
+        expect: Expect::Pass,
+        summary: "the unmapping domain ends before its flush: its pages stay held until then",
+        run: life::ends_in_batch,
+    },
+    Case {
+        name: "granter-destroyed-in-mid-batch",
+        expect: Expect::Pass,
+        summary: "the granting domain ends before the flush: its pages are free after it",
+        run: life::granter_ends,
+    },
+    Case {
         name: "error-is-a-failure",
         expect: Expect::Fail,
         summary: "a case that returns an error fails",
@@ -256,6 +365,18 @@ static CASES: &[Case] = &[
         expect: Expect::Fail,
         summary: "a stack that runs over meets its guard page",
         run: endings::overflow,
+    },
+    Case {
+        name: "panic-elsewhere-fails",
+        expect: Expect::Fail,
+        summary: "a panic on another processor fails the case",
+        run: endings::panic_elsewhere,
+    },
+    Case {
+        name: "overflow-elsewhere-fails",
+        expect: Expect::Fail,
+        summary: "the stack of another processor has a guard page as well",
+        run: endings::overflow_elsewhere,
     },
     Case {
         name: "hang-is-a-failure",

@@ -7,7 +7,6 @@ use core::cell::{Cell, RefCell};
 
 use gnttab::{Outcome, Rights, Status};
 use iommu_vtd::Counters;
-use testbed::audit::Lie;
 use testbed::ensure;
 use testbed::failure::Failure;
 
@@ -59,7 +58,7 @@ pub(super) fn tell(
             Ok(landed)
         });
     };
-    let manner = Manner { lie: Lie::None, before_flush: &look };
+    let manner = Manner { before_flush: &look, ..Manner::HONEST };
     let outcome = world.unmap(operation, grants, grants.all(), &manner)?;
     ensure!(outcome == Outcome::Done, "the unmap ended as {outcome:?}");
     let (before, after) = (before.get(), world.counters());

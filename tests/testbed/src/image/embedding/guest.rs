@@ -4,6 +4,8 @@
 //! or none: [`Guest::map`] and [`Guest::clear`] are the two halves of the glue between
 //! p2m and IOMMU.
 
+use core::sync::atomic::AtomicBool;
+
 use flush::{Cleared, DomainId, Gfn, Gone, Iotlb, Mfn, Run, Shared, Skipped, Tlb};
 use gnttab::{GrantTable, Maptrack};
 use iommu_vtd::{DmaDomain, Guarded, Members};
@@ -26,14 +28,19 @@ pub(crate) enum Layout {
     Shared,
 }
 
-enum Tables {
+/// The tables of one domain's processors.
+pub(super) enum Tables {
+    /// Its devices have others.
     Separate(P2m<Npt, Memory, Tlb>),
+    /// Its devices walk them as well.
     Shared(P2m<Ept, Memory, Shared>),
 }
 
 /// One domain.
 pub(crate) struct Guest {
     id: DomainId,
+    /// Whether its virtual processors may run.
+    pub(super) may_run: AtomicBool,
     tables: Lock<Tables>,
     /// Its devices, and the tables they walk.
     pub(crate) dma: DmaDomain<Lock<Members>>,
@@ -75,6 +82,7 @@ impl Guest {
         let grants = GrantTable::new(id, Grants::new(), 1, GRANT_FRAMES).context("grant table")?;
         Ok(Self {
             id,
+            may_run: AtomicBool::new(true),
             tables: Lock::new(tables),
             dma: DmaDomain::new(id, vtd, device_root, Lock::new(Members::new())),
             cpus: GuestCpus::new(id),
@@ -93,6 +101,29 @@ impl Guest {
         self.tables.with(|tables| match tables {
             Tables::Separate(_) => false,
             Tables::Shared(map) => map.root() == self.dma.root(),
+        })
+    }
+
+    /// Do something with its tables, under their lock.
+    pub(super) fn with_tables<A>(&self, action: impl FnOnce(&mut Tables) -> A) -> A {
+        self.tables.with(action)
+    }
+
+    /// All frame numbers that its tables have.
+    pub(super) fn space(&self) -> Run {
+        self.dma.space()
+    }
+
+    /// What is left of a domain that has ended: tables, and who may have walked them.
+    pub(super) fn into_tables(self) -> (Tables, DmaDomain<Lock<Members>>, GuestCpus) {
+        (self.tables.into_inner(), self.dma, self.cpus)
+    }
+
+    /// The page of the root of its processors' tables.
+    pub(super) fn root(&self) -> Mfn {
+        self.tables.with(|tables| match tables {
+            Tables::Separate(map) => map.root(),
+            Tables::Shared(map) => map.root(),
         })
     }
 

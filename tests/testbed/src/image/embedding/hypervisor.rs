@@ -1,14 +1,12 @@
 //! The hypervisor: its domains, its remapping units, and what waits in quarantine.
 
-use core::convert::Infallible;
-use core::hint::spin_loop;
 use core::time::Duration;
 
 use arrayvec::ArrayVec;
 use flush::{Batch, CpuSet, DomainId, Flush, Gfn, Hardware, Held, Iotlb, Mfn, Released, Tlb};
 use gnttab::{BATCH, Domain, Pin, give_out};
 use iommu_vtd::{DmaFlush, Guarded, Members};
-use p2m::{Cpus, Invalidate, PageKind, TlbFlush};
+use p2m::{AtNextEntry, Cpus, PageKind, TlbFlush};
 use testbed::failure::{Context, Failure};
 use testbed::{ensure, fail};
 
@@ -16,30 +14,29 @@ use super::iommu::UnitLock;
 use super::page_info::PageInfo;
 use super::{Caller, Guest, Iommu, Lock, Memory, Watcher};
 use crate::mmio::Registers;
-use crate::{clock, memory};
+use crate::{arch, clock, memory, processors};
 
 /// Domains this image has room for.
-const GUESTS: usize = 3;
+const GUESTS: usize = 4;
 /// Failed batches that can be kept.
 const FAILED: usize = 4;
-/// The processor that runs everything here.
-pub(crate) const BOOT_CPU: usize = 0;
+/// The processors, for a flush.
+pub(crate) struct Kicks;
 
-/// The processors, for a flush: there is only the one that flushes.
-pub(crate) struct BootCpu;
-
-impl Cpus for BootCpu {
+impl Cpus for Kicks {
     type Deadline = Duration;
 
     fn this_cpu(&self) -> usize {
-        BOOT_CPU
+        arch::this_processor()
     }
 
-    // Nobody else runs a guest. A hypervisor with more processors sends an interrupt here.
-    fn kick(&self, _: &CpuSet) {}
+    fn kick(&self, cpus: &CpuSet) {
+        processors::kick(cpus);
+    }
 
+    // An emulator on a busy machine may keep a processor waiting for long.
     fn deadline(&self) -> Duration {
-        clock::now().saturating_add(Duration::from_millis(100))
+        clock::now().saturating_add(Duration::from_secs(2))
     }
 
     fn has_passed(&self, deadline: &Duration) -> bool {
@@ -47,28 +44,14 @@ impl Cpus for BootCpu {
     }
 
     fn relax(&self) {
-        spin_loop();
-    }
-}
-
-/// The boot processor's own invalidation.
-///
-/// It counts as running the guest but has never executed one, so its caches hold nothing
-/// of it. This is where INVEPT goes, or where a new ASID is asked for.
-pub(crate) struct NothingCached;
-
-impl Invalidate for NothingCached {
-    type Error = Infallible;
-
-    fn invalidate(&self) -> Result<(), Infallible> {
-        Ok(())
+        arch::take_interrupts();
     }
 }
 
 /// Flushes a guest's devices.
 pub(crate) type GuestDma<'h> = DmaFlush<'h, Memory, Registers, UnitLock, Lock<Members>>;
 /// Flushes a guest's processors.
-pub(crate) type GuestTlb<'h> = TlbFlush<'h, BootCpu, NothingCached>;
+pub(crate) type GuestTlb<'h> = TlbFlush<'h, Kicks, AtNextEntry>;
 
 /// The hypervisor.
 pub(crate) struct Hypervisor {
@@ -98,9 +81,18 @@ impl Hypervisor {
         self.guests.iter().find(|guest| guest.id() == id)
     }
 
+    /// Take a domain off the list.
+    ///
+    /// # Errors
+    /// If there is none with this number.
+    pub(super) fn take(&mut self, id: DomainId) -> Result<Guest, Failure> {
+        let place = self.guests.iter().position(|guest| guest.id() == id);
+        Ok(self.guests.remove(place.context("a domain to take away")?))
+    }
+
     /// Flushes the processors of `guest`.
     pub(crate) fn tlb<'h>(&self, guest: &'h Guest) -> GuestTlb<'h> {
-        TlbFlush { guest: &guest.cpus, machine: &BootCpu, local: &NothingCached }
+        TlbFlush { guest: &guest.cpus, machine: &Kicks, local: &AtNextEntry }
     }
 
     /// Flushes the devices of `guest`.

@@ -1,7 +1,8 @@
 //! One lock type for everything the crates ask a lock for.
 //!
-//! Interrupts are off in this image. A hypervisor that takes a unit's lock in its fault
-//! handler as well has to turn them off inside [`Lock::with`].
+//! Interrupts are off in this image, but for the moments in which a waiting processor
+//! takes kicks, whose handler takes no lock. A hypervisor that takes a unit's lock in its
+//! fault handler as well has to turn them off inside [`Lock::with`].
 
 use iommu_vtd::Guarded;
 use spin::Mutex;
@@ -13,6 +14,11 @@ impl<T> Lock<T> {
     /// An unlocked `value`.
     pub(crate) const fn new(value: T) -> Self {
         Self(Mutex::new(value))
+    }
+
+    /// The value, whose lock is not needed any more.
+    pub(crate) fn into_inner(self) -> T {
+        self.0.into_inner()
     }
 }
 

@@ -4,7 +4,6 @@
 //! that `stage2` and `iommu_vtd` bring. A word of a frame that is not managed reads as 0
 //! and takes no writes.
 
-use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use flush::{FreshTable, Mfn};
@@ -12,7 +11,7 @@ use iommu_vtd::Platform;
 use stage2::TableMemory;
 
 use super::page_info::PageInfo;
-use crate::{clock, memory};
+use crate::{arch, clock, memory};
 
 /// All managed memory.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +103,6 @@ impl Platform for Memory {
     }
 
     fn relax(&self) {
-        spin_loop();
+        arch::take_interrupts();
     }
 }

@@ -4,19 +4,23 @@
 //! is here as well: memory for tables, storage for grants and handles, the books of
 //! pages, and [`Hypervisor`], which has the domains and the remapping units.
 
+mod activity;
 mod caller;
+mod ending;
 mod guest;
 mod guest_memory;
 mod hypervisor;
 mod iommu;
+mod life;
 mod lock;
 mod memory;
 mod page_info;
 mod storage;
 
+pub(crate) use activity::Activity;
 pub(crate) use caller::{Caller, Watcher};
 pub(crate) use guest::{Guest, Layout};
-pub(crate) use hypervisor::{BOOT_CPU, GuestDma, GuestTlb, Hypervisor, NothingCached};
+pub(crate) use hypervisor::{GuestDma, GuestTlb, Hypervisor, Kicks};
 pub(crate) use iommu::{Iommu, VtdUnit};
 pub(crate) use lock::Lock;
 pub(crate) use memory::Memory;

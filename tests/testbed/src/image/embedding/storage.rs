@@ -53,6 +53,17 @@ impl Grants {
     }
 }
 
+/// The frames of status words stay taken: see [`memory::allocate_statuses`]. So do the pages
+/// of the pools.
+impl Drop for Grants {
+    fn drop(&mut self) {
+        for (frame, _) in &self.shared {
+            // The allocator refuses what is not its own; such a frame goes nowhere.
+            memory::release(*frame).ok();
+        }
+    }
+}
+
 impl GrantStorage for Grants {
     fn shared(&self, page: usize) -> Option<&SharedPage> {
         self.shared.get(page).map(|(_, words)| *words)

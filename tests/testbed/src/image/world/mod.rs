@@ -1,8 +1,7 @@
 //! A frontend that grants, a backend that maps, and the backend's DMA device.
 //!
 //! [`World`] is the hypervisor with its domains, brought up as the command line says
-//! (`iommu=queue`, or `iommu=registers`). The backend has the NVMe controller. The boot
-//! processor counts as running the backend, so that every flush asks for it.
+//! (`iommu=queue`, or `iommu=registers`). The backend has the NVMe controller.
 
 mod device;
 mod guests;
@@ -18,8 +17,7 @@ use testbed::{ensure, fail};
 
 use crate::devices::nvme::{Nvme, Queues};
 use crate::embedding::{
-    BOOT_CPU, Caller, Guest, GuestDma, GuestTlb, Hypervisor, Iommu, Layout, Lock, NothingCached,
-    VtdUnit,
+    Caller, Guest, GuestDma, GuestTlb, Hypervisor, Iommu, Layout, Lock, VtdUnit,
 };
 use crate::machine::Machine;
 use crate::say;
@@ -40,19 +38,26 @@ const QUEUES: Gfn = Gfn::new(0x20);
 /// How a hypercall is carried out.
 #[derive(Clone, Copy)]
 pub(crate) struct Manner<'a> {
-    /// What its flushes claim falsely.
-    pub(crate) lie: Lie,
+    /// What its flushes of processors claim falsely.
+    pub(crate) cpus: Lie,
+    /// What its flushes of devices claim falsely.
+    pub(crate) devices: Lie,
     /// Called when everything of a batch is cleared and no device is flushed yet.
     pub(crate) before_flush: &'a dyn Fn(),
 }
 
 impl Manner<'_> {
     /// As an embedder should.
-    pub(crate) const HONEST: Manner<'static> = Manner::lying(Lie::None);
+    pub(crate) const HONEST: Manner<'static> =
+        Manner { cpus: Lie::None, devices: Lie::None, before_flush: &|| {} };
 
-    /// With a lie.
+    /// With a lie about devices. If nothing is flushed, no processor is either.
     pub(crate) const fn lying(lie: Lie) -> Manner<'static> {
-        Manner { lie, before_flush: &|| {} }
+        let cpus = match lie {
+            Lie::Skipped => Lie::Skipped,
+            Lie::None | Lie::Misdirected(_) => Lie::None,
+        };
+        Manner { cpus, devices: lie, ..Manner::HONEST }
     }
 }
 
@@ -103,7 +108,6 @@ impl World {
         let world = Self { hypervisor, audit: Audit::default(), controller, nvme };
         ensure!(world.unit().uses_queue() == queue, "the unit has no queue");
         let backend = world.guest(BACKEND)?;
-        backend.cpus.enter(BOOT_CPU, &NothingCached)?;
         world.attach(backend, world.controller)?;
         world.start_controller(backend)?;
         let (tag, unit) = (world.tag(backend)?, world.unit());
@@ -205,24 +209,23 @@ impl World {
         manner: &Manner<'_>,
         action: impl FnOnce(&WorldCaller<'_>) -> A,
     ) -> Result<A, Failure> {
-        let Manner { lie, before_flush } = *manner;
-        let devices_of = match lie {
+        let Manner { cpus, devices, before_flush } = *manner;
+        let devices_of = match devices {
             Lie::Misdirected(other) => self.guest(other)?,
             Lie::None | Lie::Skipped => guest,
         };
-        let tlb_lie = if lie == Lie::Skipped { lie } else { Lie::None };
         let caller = Caller {
             hypervisor: &self.hypervisor,
             guest,
             tlb: Watched {
                 inner: self.hypervisor.tlb(guest),
-                lie: tlb_lie,
+                lie: cpus,
                 flushes: &self.audit.tlb,
                 before: &|| {},
             },
             iotlb: Watched {
                 inner: self.hypervisor.iotlb(devices_of),
-                lie,
+                lie: devices,
                 flushes: &self.audit.iotlb,
                 before: before_flush,
             },
