@@ -10,6 +10,7 @@ mod counts;
 mod every;
 mod flushes;
 mod formats;
+mod interrupted;
 mod log;
 mod maps;
 mod pages;
