@@ -7,6 +7,7 @@ mod arena;
 mod arm64;
 mod chunks;
 mod counts;
+mod ends;
 mod every;
 mod flushes;
 mod formats;
