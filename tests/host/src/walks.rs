@@ -19,7 +19,7 @@ use stage2::{
 use crate::sparse::{Ledger, Sparse};
 
 pub use special::Special;
-pub use time::{Against, Pair, Timed};
+pub use time::{Against, Pair, Space, Timed};
 
 mod special;
 mod time;

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flush::{Batch, DomainId, Hardware, Tlb};
 use stage2::format::arm64::{Arm64, Granule};
@@ -64,55 +64,81 @@ impl Pair {
         }
     }
 
-    /// Times unmaps of a 48-bit arm64 space with 4 KiB pages, `rounds` times one before
-    /// and twenty after. Each finds the layout made anew, outside of the time.
+    /// A 48-bit arm64 space with 4 KiB pages to time the pair on.
     ///
     /// # Errors
-    /// If a walk stops early.
-    pub fn time(&self, rounds: u32) -> Result<Timed, String> {
+    /// If there is no such format.
+    pub fn space(&self) -> Result<Space, String> {
         let granule = Granule::Kib4;
         let format = Arm64::new(granule, 48).ok_or("there is no width of 48 bits")?;
         let chunk = Chunk::usual(format.geometry());
-        let case = Case { shape: Shape::Arm64(granule, 48), chunk, layout: self.layout };
-        let bench = Bench {
-            case,
+        Ok(Space {
+            case: Case { shape: Shape::Arm64(granule, 48), chunk, layout: self.layout },
+            against: self.against,
             memory: Sparse::new(&format),
             format,
             ledger: RefCell::default(),
             batch: RefCell::new(Batch::new(DomainId::new(1))),
-        };
-        let (mut before, mut after) = (Vec::new(), Vec::new());
+        })
+    }
+
+    /// Times `rounds` times one unmap before and twenty after.
+    ///
+    /// # Errors
+    /// If a walk stops early.
+    pub fn time(&self, rounds: u32) -> Result<Timed, String> {
+        let space = self.space()?;
+        let (mut before, mut after) = (Duration::MAX, Duration::MAX);
         for _ in 0..rounds.max(1) {
-            before.push(bench.time(|| bench.every_chunk())?);
+            before = before.min(space.before()?);
             for _ in 0..AFTER {
-                after.push(match self.against {
-                    Against::Resuming => bench.time(|| bench.resuming())?,
-                    Against::EntriesBounded => bench.time(|| bench.entries_bounded())?,
-                });
+                after = after.min(space.after()?);
             }
         }
-        let shortest = |times: Vec<u64>| times.into_iter().min().unwrap_or(0);
-        Ok(Timed { before: shortest(before), after: shortest(after) })
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Ok(Timed { before: nanoseconds(before), after: nanoseconds(after) })
     }
 }
 
-/// One space and all that its unmaps share.
-struct Bench {
+/// One space and all that its unmaps share. Each finds the layout made anew, outside of
+/// the time.
+#[derive(Debug)]
+pub struct Space {
     case: Case,
+    against: Against,
     format: Arm64,
     memory: Sparse,
     ledger: RefCell<Ledger>,
     batch: RefCell<Batch<(), 1>>,
 }
 
-impl Bench {
-    fn time(&self, unmap: impl FnOnce() -> Result<u64, String>) -> Result<u64, String> {
+impl Space {
+    /// One walk for each chunk, and a flush behind each.
+    ///
+    /// # Errors
+    /// If a walk stops early.
+    pub fn before(&self) -> Result<Duration, String> {
+        self.time(|| self.every_chunk())
+    }
+
+    /// What the pair sets against that.
+    ///
+    /// # Errors
+    /// If a walk stops early.
+    pub fn after(&self) -> Result<Duration, String> {
+        match self.against {
+            Against::Resuming => self.time(|| self.resuming()),
+            Against::EntriesBounded => self.time(|| self.entries_bounded()),
+        }
+    }
+
+    fn time(&self, unmap: impl FnOnce() -> Result<u64, String>) -> Result<Duration, String> {
         self.case.fill(&self.format, &self.memory);
         let start = Instant::now();
         let walks = unmap()?;
-        let time = start.elapsed().as_nanos();
+        let time = start.elapsed();
         black_box(walks);
-        Ok(u64::try_from(time).unwrap_or(u64::MAX))
+        Ok(time)
     }
 
     fn every_chunk(&self) -> Result<u64, String> {
