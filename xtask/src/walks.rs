@@ -92,7 +92,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 /// The names in `list` that begin with `prefix`.
 fn names(list: &[Record], prefix: Option<&str>) -> Result<Vec<String>> {
-    let all = list.iter().map(|record| record.get::<String>("name")).collect::<Result<Vec<_>>>()?;
+    let counted = list.iter().filter(|record| record.kind != "pair");
+    let all = counted.map(|record| record.get::<String>("name")).collect::<Result<Vec<_>>>()?;
     let Some(prefix) = prefix else { return Ok(all) };
     let some: Vec<_> = all.iter().filter(|name| name.starts_with(prefix)).cloned().collect();
     if some.is_empty() {

@@ -295,5 +295,4 @@ fn edit<'e, 's, 'id, F: Format, M: TableMemory, K: Walkers>(
 }
 
 #[cfg(test)]
-#[path = "nested/tests.rs"]
 mod tests;

@@ -249,8 +249,8 @@ impl Geometry {
     /// Whether `run` begins and ends at borders of the granule's pages.
     #[must_use]
     pub(crate) fn cuts_no_page(self, run: Run) -> bool {
-        self.span(Level::PAGE, run.first()).first() == run.first()
-            && self.span(Level::PAGE, run.last()).last() == run.last()
+        let inside = !(u64::MAX << self.page_order);
+        run.first().get() & inside == 0 && run.last().get() & inside == inside
     }
 
     /// The page and the index in it of the entry for `frame` at `level`, where `table`

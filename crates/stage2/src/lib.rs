@@ -35,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod chunked;
+mod cursor;
 mod entry;
 pub mod format;
 mod map;

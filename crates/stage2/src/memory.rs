@@ -3,6 +3,8 @@
 //! An embedder implements [`TableMemory`] once, over its direct map. Everything the
 //! walker does to memory goes through it, so a test can count, delay or refuse.
 
+use core::ops::Range;
+
 use flush::{FreshTable, Mfn, TablePage};
 
 /// Access to table pages, and to how many entries of each are in use.
@@ -17,6 +19,15 @@ use flush::{FreshTable, Mfn, TablePage};
 pub trait TableMemory {
     /// The entry as it is now.
     fn read(&self, table: Mfn, index: usize) -> u64;
+
+    /// The first of these entries that is not zero, by its index and word.
+    ///
+    /// What a walk spends most of its reads on. Memory that can lend a page as a slice
+    /// does better here than one [`read`](Self::read) for each entry; each up to the one
+    /// returned counts as read.
+    fn first_in_use(&self, table: Mfn, entries: Range<usize>) -> Option<(usize, u64)> {
+        entries.map(|index| (index, self.read(table, index))).find(|(_, raw)| *raw != 0)
+    }
 
     /// Replaces the entry in one atomic step and returns the old one.
     ///

@@ -69,6 +69,12 @@ impl Budget {
             None => false,
         }
     }
+
+    /// Spends this many, or all that is left.
+    #[inline]
+    pub(crate) fn spend(&mut self, entries: u64) {
+        self.0 = self.0.saturating_sub(entries);
+    }
 }
 
 /// What one call of a walk did.

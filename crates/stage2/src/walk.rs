@@ -10,6 +10,7 @@ use core::ops::ControlFlow;
 
 use flush::{Gfn, Mfn};
 
+use crate::cursor::Cursor;
 use crate::entry::{Access, Entry, Leaf, Level, MAX_LEVELS};
 use crate::format::Format;
 use crate::memory::TableMemory;
@@ -37,61 +38,23 @@ enum Step {
 
 /// What a walk does at each entry.
 trait Action {
-    /// Deals with an entry that is not a table. `whole` says that the range covers its
-    /// span.
+    /// Deals with an entry that is neither empty nor a table. `whole` says that the range
+    /// covers its span.
     fn entry(&mut self, place: &Place, raw: u64, entry: Entry, whole: bool) -> Result<Step, Stop>;
 
-    /// The walk leaves the table `child`, which the entry at `parent` points at.
-    fn leave(&mut self, parent: &Place, child: Mfn) -> Result<(), Stop>;
+    /// Whether the table page `child` goes when the walk leaves it.
+    #[inline]
+    fn frees(&self, _child: Mfn) -> bool {
+        false
+    }
+
+    /// Frees the table page `child`, which the entry at `parent` points at.
+    fn free(&mut self, _parent: &Place, _child: Mfn) -> Result<(), Stop> {
+        Ok(())
+    }
 
     /// How many leaves and tables this has dealt with.
     fn counts(&self) -> (u64, u64);
-}
-
-/// Who pays for the next read.
-#[derive(PartialEq, Eq)]
-enum Fare {
-    /// On the way to the first address: tables are free, the entry at the end is not.
-    Descent,
-    /// It costs one.
-    Due,
-    /// It is read again.
-    Paid,
-    /// It was read and paid for on the way, and is this word.
-    Seen(u64),
-}
-
-/// From an empty entry over all that follow it in its table page, up to the end of the range.
-///
-/// Nothing is ever done at an empty entry, so this is the walk itself without its turns.
-/// `place` becomes the last of them, and the word after it comes back if it was read.
-#[inline]
-fn step_over<F: Format, M: TableMemory>(
-    tables: &Tables<'_, F, M>,
-    place: &mut Place,
-    last: Gfn,
-    budget: &mut Budget,
-    tally: &mut Tally,
-) -> Fare {
-    let geometry = tables.format.geometry();
-    let (mut index, mut end) = (place.index, place.span.last());
-    let (pages, from) = (place.span.pages(), index);
-    let next = loop {
-        let ahead = index.saturating_add(1);
-        if end >= last || ahead >= geometry.entries() || !budget.take() {
-            break Fare::Due;
-        }
-        let raw = tables.memory.read(place.table, ahead);
-        tally.reads = tally.reads.saturating_add(1);
-        if raw != 0 {
-            break Fare::Seen(raw);
-        }
-        (index, end) = (ahead, Gfn::new(end.get().saturating_add(pages)));
-    };
-    if index != from {
-        (place.index, place.span) = (index, geometry.span(place.level, end));
-    }
-    next
 }
 
 fn walk<F: Format, M: TableMemory>(
@@ -106,73 +69,76 @@ fn walk<F: Format, M: TableMemory>(
     let halt = |stop, at: Gfn, action: &_, tally: Tally| {
         let (leaves, tables) = Action::counts(action);
         let tally = Tally { leaves, tables, ..tally };
-        Err(Stopped { rest: Rest::from(at.max(first), last), stop, tally })
+        Err(Stopped { rest: Rest::from(at, last), stop, tally })
     };
-    if !geometry.space().covers(rest.run()) {
+    if !geometry.contains(last) {
         return halt(Stop::OutOfRange, first, action, tally);
     }
     if !geometry.cuts_no_page(rest.run()) {
         return halt(Stop::Unaligned, first, action, tally);
     }
 
-    let top = geometry.top();
     let mut path = [tables.root; MAX_LEVELS];
-    let (mut level, mut at, mut fare) = (top, first, Fare::Descent);
+    let mut cursor = Cursor::new(tables, &mut path, first);
+    let mut raw = cursor.read();
+    tally.reads = 1;
+    // Tables on the way to the first address are free, the entry at the end is not.
+    while cursor.down(raw) {
+        tally.reads = tally.reads.saturating_add(1);
+        raw = cursor.read();
+    }
+    if !budget.take() {
+        return halt(Stop::Budget, first, action, tally);
+    }
     loop {
-        let (table, index) = geometry.slot(path[level.slot()], level, at);
-        let raw = match fare {
-            Fare::Seen(raw) => raw,
-            Fare::Due if !budget.take() => return halt(Stop::Budget, at, action, tally),
-            Fare::Due | Fare::Descent => {
-                tally.reads = tally.reads.saturating_add(1);
-                tables.memory.read(table, index)
+        // The word at the cursor is paid for and points at no table.
+        let mut ahead = None;
+        if raw == 0 {
+            ahead = cursor.step_over(last, budget, &mut tally);
+        } else {
+            let (place, entry) = (cursor.place(), tables.format.decode(cursor.level(), raw));
+            match action.entry(&place, raw, entry, rest.run().covers(place.span)) {
+                Ok(Step::Next) => {}
+                Ok(Step::Again) => {
+                    raw = match cursor.descend(cursor.read(), budget, &mut tally) {
+                        Some(raw) => raw,
+                        None => return halt(Stop::Budget, cursor.at(), action, tally),
+                    };
+                    continue;
+                }
+                Err(stop) => return halt(stop, cursor.at(), action, tally),
             }
-            Fare::Paid => tables.memory.read(table, index),
-        };
-        let entry = tables.format.decode(level, raw);
-        if let (Entry::Table(child), Some(below)) = (entry, level.below()) {
-            path[below.slot()] = child;
-            level = below;
-            if fare != Fare::Descent {
-                fare = Fare::Due;
-            }
-            continue;
         }
-        if fare == Fare::Descent && !budget.take() {
-            return halt(Stop::Budget, at, action, tally);
-        }
-        let mut place = Place { table, index, level, span: geometry.span(level, at) };
-        match action.entry(&place, raw, entry, rest.run().covers(place.span)) {
-            Ok(Step::Again) => {
-                fare = Fare::Paid;
-                continue;
-            }
-            Ok(Step::Next) if raw == 0 => {
-                fare = step_over(tables, &mut place, last, budget, &mut tally);
-            }
-            Ok(Step::Next) => fare = Fare::Due,
-            Err(stop) => return halt(stop, at, action, tally),
-        }
-        tally.reached = place.span.last();
 
-        // Leave every table that ends here, or all of them at the end of the range.
-        let end = place.span.last();
-        while let Some(above) = level.above().filter(|above| *above <= top) {
-            let parent = Place::new(geometry, path[above.slot()], above, at);
-            if end < last && end < parent.span.last() {
-                break;
+        // Leave every table that ends here, or all of them at the end of the range. One
+        // that stays is in use, and so are those above it.
+        tally.reached = cursor.last();
+        let done = tally.reached >= last;
+        if !(done && cursor.page().is_none_or(|page| !action.frees(page))) {
+            while let Some(page) = cursor.page().filter(|_| done || cursor.ends_page()) {
+                cursor.up();
+                if action.frees(page)
+                    && let Err(stop) = action.free(&cursor.place(), page)
+                {
+                    // From the entry before: the next call has to leave this table again.
+                    return halt(stop, cursor.at(), action, tally);
+                }
             }
-            if let Err(stop) = action.leave(&parent, path[level.slot()]) {
-                // From the entry before: the next call has to leave this table again.
-                return halt(stop, place.span.first(), action, tally);
-            }
-            level = above;
         }
-        if end >= last {
+        if done {
             let (leaves, tables) = action.counts();
             return Ok(Tally { leaves, tables, ..tally });
         }
-        at = Gfn::new(end.get().saturating_add(1));
+
+        cursor.next();
+        let word = match ahead {
+            Some(word) => Some(word),
+            None => cursor.pay(budget, &mut tally),
+        };
+        raw = match word.and_then(|word| cursor.descend(word, budget, &mut tally)) {
+            Some(raw) => raw,
+            None => return halt(Stop::Budget, cursor.at(), action, tally),
+        };
     }
 }
 
@@ -213,11 +179,13 @@ impl<F: Format, M: TableMemory, R: Record> Action for Clear<'_, '_, F, M, R> {
         Ok(Step::Next)
     }
 
-    fn leave(&mut self, parent: &Place, child: Mfn) -> Result<(), Stop> {
+    #[inline]
+    fn frees(&self, child: Mfn) -> bool {
+        self.emptied == Emptied::Free && self.tables.memory.live(child) == 0
+    }
+
+    fn free(&mut self, parent: &Place, child: Mfn) -> Result<(), Stop> {
         let memory = self.tables.memory;
-        if self.emptied == Emptied::Keep || memory.live(child) != 0 {
-            return Ok(());
-        }
         if self.record.tables_left() == 0 {
             return Err(Stop::Full);
         }
@@ -288,10 +256,6 @@ where
         Ok(Step::Next)
     }
 
-    fn leave(&mut self, _parent: &Place, _child: Mfn) -> Result<(), Stop> {
-        Ok(())
-    }
-
     fn counts(&self) -> (u64, u64) {
         (self.leaves, 0)
     }
@@ -333,10 +297,6 @@ impl<C: FnMut(Found) -> ControlFlow<()>> Action for Visit<C> {
             self.leaves = self.leaves.saturating_add(1);
         }
         Ok(Step::Next)
-    }
-
-    fn leave(&mut self, _parent: &Place, _child: Mfn) -> Result<(), Stop> {
-        Ok(())
     }
 
     fn counts(&self) -> (u64, u64) {

@@ -20,7 +20,7 @@ use crate::{Memory, Null, PlainRam};
 
 pub use script::Step;
 pub use tables::Shown;
-pub use world::{NestedLie, NestedSetup, NestedWorld, Storage};
+pub use world::{NestedLie, NestedSetup, NestedWorld, Storage, Walks};
 
 mod edits;
 mod script;

@@ -1,9 +1,10 @@
 //! Table memory without hardware, for spaces that are huge and mostly empty.
 //!
-//! [`Sparse`] holds pages of any granule, as many as are linked. [`Ledger`] is a record
-//! for it that has room for everything and counts.
+//! [`Sparse`] holds table pages of any granule, and of each only the frames that were
+//! ever written. [`Ledger`] is a record for it that has room for everything and counts.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::ops::Range;
 
 use flush::{FreshTable, Mfn, Run, TablePage};
 use stage2::{Format, Leaf, Record, TableMemory, Tables};
@@ -11,39 +12,59 @@ use stage2::{Format, Leaf, Record, TableMemory, Tables};
 /// Table pages begin here: aligned for every root, below every physical width.
 const FIRST_TABLE: u64 = 1 << 32;
 
-#[derive(Clone, Debug)]
-struct Page {
-    words: Vec<u64>,
-    live: u16,
+/// Words of a frame of 4 KiB.
+const WORDS: usize = 512;
+
+/// Tables that there is room for, if nobody says.
+const TABLES: usize = 1 << 13;
+
+#[derive(Debug)]
+struct Frame {
+    words: [Cell<u64>; WORDS],
+    /// Entries in use, if a table page begins here.
+    live: Cell<u16>,
 }
 
 /// Pages for the tables of one geometry, the root's first.
+///
+/// A read is plain loads, as it is for a hypervisor: a borrow to be counted in and out
+/// would cost more than a walk of an empty space does.
 #[derive(Debug)]
 pub struct Sparse {
-    pages: RefCell<Vec<Page>>,
+    frames: Box<[OnceCell<Box<Frame>>]>,
     free: RefCell<Vec<Mfn>>,
-    entries: usize,
-    /// The lg2 of the page size in frames.
-    order: u8,
+    /// Frames of a table page.
+    step: usize,
+    /// Frames given out so far, in use or not.
+    given: Cell<usize>,
     roots: usize,
     in_use: Cell<usize>,
 }
 
 impl Sparse {
-    /// Memory with an empty root for `format` in it.
+    /// Memory with an empty root for `format` in it, and room for thousands of tables.
     pub fn new(format: &impl Format) -> Self {
+        Self::with_room(format, TABLES)
+    }
+
+    /// Memory with an empty root for `format` in it, and room for `tables` more.
+    pub fn with_room(format: &impl Format, tables: usize) -> Self {
         let geometry = format.geometry();
+        let roots = (geometry.root_entries() / geometry.entries()).max(1);
+        let step = 1 << geometry.page_order();
         let memory = Self {
-            pages: RefCell::default(),
+            frames: (0..(roots + tables) * step).map(|_| OnceCell::new()).collect(),
             free: RefCell::default(),
-            entries: geometry.entries(),
-            order: geometry.page_order(),
-            roots: (geometry.root_entries() / geometry.entries()).max(1),
+            step,
+            given: Cell::new(0),
+            roots,
             in_use: Cell::new(0),
         };
         for _ in 0..memory.roots {
-            let page = memory.allocate().expect("memory has no bounds");
-            memory.link(page);
+            let page = memory.allocate().expect("there is room for the root");
+            let root = memory.link(page);
+            // It is there, and has to be read like any other.
+            (0..step).for_each(|frame| _ = memory.written(root, frame * WORDS));
         }
         memory
     }
@@ -68,32 +89,49 @@ impl Sparse {
         self.discard(FreshTable::new(page.mfn()));
     }
 
+    /// The cell of the frame with this entry of `table`.
     #[inline]
-    fn place(&self, table: Mfn) -> usize {
-        let number = table.get().wrapping_sub(FIRST_TABLE) >> self.order;
-        usize::try_from(number).unwrap_or(usize::MAX)
+    fn cell(&self, table: Mfn, index: usize) -> Option<&OnceCell<Box<Frame>>> {
+        let number = table.get().wrapping_sub(FIRST_TABLE) as usize;
+        self.frames.get(number.wrapping_add(index / WORDS))
     }
 
+    /// The frame with this entry of `table`, if it was ever written.
     #[inline]
-    fn page<R>(&self, table: Mfn, change: impl FnOnce(&mut Page) -> R) -> Option<R> {
-        self.pages.borrow_mut().get_mut(self.place(table)).map(change)
+    fn frame(&self, table: Mfn, index: usize) -> Option<&Frame> {
+        self.cell(table, index)?.get().map(|frame| &**frame)
     }
 
-    #[inline]
-    fn word<R>(&self, table: Mfn, index: usize, change: impl FnOnce(&mut u64) -> R) -> Option<R> {
-        self.page(table, |page| page.words.get_mut(index).map(change)).flatten()
+    /// The same frame, made if it was not there.
+    fn written(&self, table: Mfn, index: usize) -> Option<&Frame> {
+        let empty = || Frame { words: [const { Cell::new(0) }; WORDS], live: Cell::new(0) };
+        Some(self.cell(table, index)?.get_or_init(|| Box::new(empty())))
     }
 }
 
 impl TableMemory for Sparse {
     #[inline]
     fn read(&self, table: Mfn, index: usize) -> u64 {
-        let pages = self.pages.borrow();
-        pages.get(self.place(table)).and_then(|page| page.words.get(index)).copied().unwrap_or(0)
+        self.frame(table, index).map_or(0, |frame| frame.words[index % WORDS].get())
+    }
+
+    fn first_in_use(&self, table: Mfn, entries: Range<usize>) -> Option<(usize, u64)> {
+        let mut index = entries.start;
+        while index < entries.end {
+            let end = entries.end.min((index / WORDS + 1) * WORDS);
+            let frame = self.frame(table, index);
+            let words = frame.map_or(&[][..], |frame| &frame.words[index % WORDS..][..end - index]);
+            if let Some(place) = words.iter().position(|word| word.get() != 0) {
+                return Some((index + place, words[place].get()));
+            }
+            index = end;
+        }
+        None
     }
 
     fn swap(&self, table: Mfn, index: usize, new: u64) -> u64 {
-        self.word(table, index, |word| std::mem::replace(word, new)).unwrap_or(0)
+        let frame = self.written(table, index);
+        frame.map_or(0, |frame| frame.words[index % WORDS].replace(new))
     }
 
     fn compare_exchange(
@@ -103,50 +141,54 @@ impl TableMemory for Sparse {
         current: u64,
         new: u64,
     ) -> Result<(), u64> {
-        let exchange = |word: &mut u64| {
-            if *word != current {
-                return Err(*word);
+        match self.read(table, index) {
+            found if found == current => {
+                self.swap(table, index, new);
+                Ok(())
             }
-            *word = new;
-            Ok(())
-        };
-        self.word(table, index, exchange).unwrap_or(Err(0))
+            found => Err(found),
+        }
     }
 
     fn allocate(&self) -> Option<FreshTable> {
-        self.in_use.set(self.in_use.get() + 1);
-        if let Some(mfn) = self.free.borrow_mut().pop() {
-            return Some(FreshTable::new(mfn));
+        let table = match self.free.borrow_mut().pop() {
+            Some(table) => table,
+            None => {
+                let first = self.given.get();
+                let given = first.checked_add(self.step).filter(|end| *end <= self.frames.len())?;
+                self.given.set(given);
+                Mfn::new(FIRST_TABLE + first as u64)
+            }
+        };
+        let entries = (0..self.step).map(|frame| frame * WORDS);
+        for frame in entries.filter_map(|index| self.frame(table, index)) {
+            frame.words.iter().for_each(|word| word.set(0));
+            frame.live.set(0);
         }
-        let mut pages = self.pages.borrow_mut();
-        let mfn = FIRST_TABLE + ((pages.len() as u64) << self.order);
-        pages.push(Page { words: vec![0; self.entries], live: 0 });
-        Some(FreshTable::new(Mfn::new(mfn)))
+        self.in_use.set(self.in_use.get() + 1);
+        Some(FreshTable::new(table))
     }
 
     fn discard(&self, table: FreshTable) {
-        self.page(table.mfn(), |page| {
-            page.words.fill(0);
-            page.live = 0;
-        });
         self.in_use.set(self.in_use.get() - 1);
         self.free.borrow_mut().push(table.mfn());
     }
 
+    #[inline]
     fn live(&self, table: Mfn) -> u16 {
-        self.page(table, |page| page.live).unwrap_or(0)
+        self.frame(table, 0).map_or(0, |frame| frame.live.get())
     }
 
     fn add_live(&self, table: Mfn, entries: u16) {
-        self.page(table, |page| page.live += entries);
+        if let Some(frame) = self.written(table, 0) {
+            frame.live.set(frame.live.get() + entries);
+        }
     }
 
     fn drop_live(&self, table: Mfn) -> u16 {
-        let drop = |page: &mut Page| {
-            page.live -= 1;
-            page.live
-        };
-        self.page(table, drop).unwrap_or(0)
+        let Some(frame) = self.frame(table, 0) else { return 0 };
+        frame.live.set(frame.live.get() - 1);
+        frame.live.get()
     }
 }
 

@@ -108,7 +108,8 @@ impl Teardown {
     /// If something cannot be mapped.
     pub fn prepare(&self) -> Result<Standing, String> {
         let format = Vtd::new(self.levels);
-        let memory = Sparse::new(&format);
+        let tables = usize::try_from(self.expected().tables_freed);
+        let memory = Sparse::with_room(&format, tables.map_err(|error| error.to_string())?);
         self.fill(&format, &memory).map_err(|error| error.to_string())?;
         Ok(Standing { format, memory, ledger: Ledger::default() })
     }

@@ -19,7 +19,7 @@ use stage2::{
 use crate::sparse::{Ledger, Sparse};
 
 pub use special::Special;
-pub use time::{Timed, timed};
+pub use time::{Against, Pair, Space, Timed};
 
 mod special;
 mod time;
@@ -143,8 +143,7 @@ impl Case {
             for bits in widths {
                 let shape = Shape::Arm64(granule, *bits);
                 let levels = Self { shape, chunk: usual(shape), layout: Empty }.levels_between();
-                // With root entries of a chunk's size, one page in each is no special case.
-                add(shape, usual(shape), if levels == 0 { &all[..3] } else { &all });
+                add(shape, usual(shape), &all);
                 if levels == 1 {
                     add(shape, usual(shape), &tops);
                 }
@@ -154,11 +153,10 @@ impl Case {
         for shape in [Shape::Ept(EptLevels::Four), Shape::Npt, Shape::Vtd] {
             add(shape, gib, &all);
             add(shape, gib, &tops);
-            let few = shape != Shape::Ept(EptLevels::Four);
-            add(shape, two_mib, if few { &all[..2] } else { &all });
+            add(shape, two_mib, &all);
         }
-        add(Shape::Ept(EptLevels::Five), gib, &all[..3]);
-        add(Shape::Ept(EptLevels::Five), two_mib, &all[..3]);
+        add(Shape::Ept(EptLevels::Five), gib, &all);
+        add(Shape::Ept(EptLevels::Five), two_mib, &all);
         cases
     }
 
@@ -226,7 +224,10 @@ impl Case {
 
     /// Walks before and after, by the closed form; the second only where there is one.
     pub fn expected(&self) -> (u64, Option<u64>) {
-        let roots = with_format!(self.shape, format => format.geometry().root_entries() as u64);
+        let (roots, entries) = with_format!(self.shape, format => {
+            let geometry = format.geometry();
+            (geometry.root_entries() as u64, geometry.entries() as u64)
+        });
         let after = match (self.layout, self.levels_between()) {
             (Layout::Empty, _) => Some(roots),
             // Its own walk, one for the rest of its root entry, one for each other.
@@ -236,9 +237,10 @@ impl Case {
                 let chunks = self.chunks() / roots;
                 Some((index + 2).min(chunks) + roots - 1)
             }
-            // No walk gets further than its chunk.
-            (Layout::Adversarial, 1) => Some(self.chunks()),
-            (Layout::TopChunk(_) | Layout::Adversarial | Layout::FullRegion, _) => None,
+            // At each level below a root entry all but the last entry are empty and larger
+            // than a chunk, or one. With one level no walk gets further than its chunk.
+            (Layout::Adversarial, levels) => Some(roots * (u64::from(levels) * (entries - 1) + 1)),
+            (Layout::TopChunk(_) | Layout::FullRegion, _) => None,
         };
         (self.chunks(), after)
     }
@@ -306,7 +308,16 @@ impl Case {
 
     /// Memory with the layout's mappings in it.
     fn filled<F: Format>(&self, format: &F) -> Sparse {
-        let memory = Sparse::new(format);
+        let geometry = format.geometry();
+        let memory = match self.layout {
+            Layout::Adversarial => {
+                let below = usize::from(geometry.levels()) - 1;
+                Sparse::with_room(format, geometry.root_entries() * below)
+            }
+            Layout::Empty | Layout::OnePage | Layout::FullRegion | Layout::TopChunk(_) => {
+                Sparse::new(format)
+            }
+        };
         self.fill(format, &memory);
         memory
     }

@@ -62,7 +62,18 @@ fn what_is_mapped_costs_the_published_walks() {
 
 #[test]
 fn an_adversary_makes_chunks_useless_and_the_walk_without_them_reads_each_table_once() {
-    check("ept/4K/48/1G/adversarial", 1 << 18, 1 << 18);
+    for format in ["arm64", "ept", "npt", "vtd"] {
+        check(&format!("{format}/4K/48/1G/adversarial"), 1 << 18, 1 << 18);
+    }
+    check("arm64/4K/40/1G/adversarial", 1 << 10, 1 << 10);
+    check("arm64/4K/43/1G/adversarial", 1 << 13, 1 << 13);
+    check("arm64/4K/44/1G/adversarial", 1 << 14, 1 << 14);
+    check("arm64/64K/48/512M/adversarial", 1 << 19, 1 << 19);
+    // Two levels between: whole entries of the upper one are stepped over.
+    check("arm64/16K/52/32M/adversarial", 1 << 27, 32 * (2047 + 2048));
+    check("ept/4K/48/2M/adversarial", 1 << 27, 512 * (511 + 512));
+    check("ept/4K/57/1G/adversarial", 1 << 27, 512 * (511 + 512));
+    check("ept/4K/57/2M/adversarial", 1 << 36, 512 * (2 * 511 + 512));
     for name in ["arm64/4K/48/1G/adversarial", "ept/4K/48/1G/adversarial"] {
         let case = Case::named(name).unwrap();
         assert_eq!(case.entries_read(), Ok(512 + 512 * 3 * 512));
@@ -86,6 +97,17 @@ fn only_walks_that_found_something_are_followed_by_a_flush() {
 fn a_special_run_of_each_loop_comes_to_its_published_figure() {
     for special in Special::ALL {
         assert_eq!(special.after(), Ok(special.expected().1), "{}", special.name());
+    }
+}
+
+#[test]
+fn every_table_of_the_list_is_measured_with_every_layout() {
+    let names: Vec<_> = Case::all().iter().map(Case::name).collect();
+    for name in names.iter().filter(|name| name.ends_with("/empty")) {
+        for layout in ["one-page", "full-region", "adversarial"] {
+            let other = name.replace("empty", layout);
+            assert!(names.contains(&other), "{other}");
+        }
     }
 }
 

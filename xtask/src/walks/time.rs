@@ -1,7 +1,7 @@
 //! `cargo xtask bench --walks`: how long a whole-space unmap takes
 //!
-//! Both loops run in one process, over the same memory, and flush hardware that
-//! does nothing: what differs is the walks. The ratio is shown beside the one that
+//! Each pair runs in one process, over the same memory, and flushes hardware that
+//! does nothing: what differs is the walks. The ratios are shown beside the one that
 //! was published; times depend on the machine, so nothing is held to them.
 
 use anyhow::Result;
@@ -12,17 +12,19 @@ use crate::checkout;
 use crate::progress::Steps;
 use crate::records;
 
-/// The layouts that are timed.
-const LAYOUTS: [&str; 2] = ["empty", "top-chunk-511"];
+/// The pairs that are timed: chunks against chunks, as published, and against one walk
+/// that is bounded by the entries it reads.
+const PAIRS: [&str; 4] =
+    ["empty", "top-chunk-511", "empty-entries-bounded", "top-chunk-511-entries-bounded"];
 
 /// Unmaps of which the shortest counts; after, twenty times as many.
-const ROUNDS: &str = "15";
+const ROUNDS: &str = "151";
 
 /// Before and after, as published: milliseconds of one whole-space unmap on arm64 with
 /// 4 KiB pages and 48 bits.
 const PUBLISHED: (f64, f64) = (905.8, 4.06);
 
-/// One layout, timed.
+/// One pair, timed.
 #[derive(Debug, PartialEq, Serialize)]
 struct Row {
     name: &'static str,
@@ -31,12 +33,12 @@ struct Row {
     ratio: f64,
 }
 
-/// Times every layout and prints the rows.
+/// Times every pair and prints the rows.
 pub(crate) fn run(as_json: bool) -> Result<()> {
     let program = checkout::build_executable(PROGRAM)?;
-    let steps = Steps::new("bench", LAYOUTS.len());
+    let steps = Steps::new("bench", PAIRS.len());
     let mut rows = Vec::new();
-    for name in LAYOUTS {
+    for name in PAIRS {
         steps.begin(name);
         rows.push(row(name, &output(&program, &["time", name, ROUNDS])?)?);
         steps.end();
@@ -70,7 +72,7 @@ fn json(rows: &[Row]) -> Result<String> {
 fn table(rows: &[Row]) -> String {
     let mut table = print::new(["arm64 4K 48-bit", "before", "after", "ratio"]);
     for row in rows {
-        let micro = |nanoseconds: u64| format!("{:.1} us", nanoseconds as f64 / 1000.0);
+        let micro = |nanoseconds: u64| format!("{:.2} us", nanoseconds as f64 / 1000.0);
         let figures = [micro(row.before_ns), micro(row.after_ns), format!("{:.0}x", row.ratio)];
         let cells = figures.iter().map(|figure| print::right(figure));
         table.add_row(std::iter::once(comfy_table::Cell::new(row.name)).chain(cells));

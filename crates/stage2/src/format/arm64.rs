@@ -83,8 +83,14 @@ pub struct Arm64 {
     largest: Level,
     /// 52-bit descriptors: FEAT_LPA with 64 KiB, FEAT_LPA2 with the others.
     wide: bool,
-    /// The width of an output address.
-    physical_bits: u8,
+    /// The descriptor bits that hold the address from the page size up, but for the
+    /// highest four or two of a wide one.
+    low: u64,
+    /// Those of the highest, and by how much they are below their place.
+    high: u64,
+    high_shift: u8,
+    /// The address bits above the width of an output address.
+    beyond: u64,
 }
 
 impl Arm64 {
@@ -120,7 +126,15 @@ impl Arm64 {
             return None;
         };
         let largest = granule.largest(wide);
-        Some(Self { geometry, granule, largest, wide, physical_bits: width })
+        // Address bits 51 to 48 in bits 15 to 12, or 51 and 50 in bits 9 and 8.
+        let (end, high, high_shift) = match (wide, granule) {
+            (false, _) => (48, 0, 0),
+            (true, Granule::Kib64) => (48, 0xf << 12, 36),
+            (true, Granule::Kib4 | Granule::Kib16) => (50, 3 << 8, 42),
+        };
+        let low = (1 << end) - (1 << page_bits);
+        let beyond = u64::MAX << width;
+        Some(Self { geometry, granule, largest, wide, low, high, high_shift, beyond })
     }
 
     /// Limits leaves to `largest`, or to what the granule has if that is less.
@@ -143,7 +157,7 @@ impl Arm64 {
         } else {
             bits
         };
-        Self { physical_bits: bits, ..self }
+        Self { beyond: u64::MAX << bits, ..self }
     }
 
     /// Whether bits 8 and 9 of a descriptor belong to the address.
@@ -151,42 +165,22 @@ impl Arm64 {
         self.wide && !matches!(self.granule, Granule::Kib64)
     }
 
-    /// The descriptor bits that hold address bits from the page size up.
-    const fn field(&self) -> u64 {
-        let low = !((1 << (12 + self.granule.order())) - 1);
-        let top = if self.shares_by_register() { 1 << 50 } else { 1 << 48 };
-        low & (top - 1)
-    }
-
     /// The address bits of a descriptor for `mfn`, which is aligned to 2^`order` frames.
     fn encode(&self, mfn: Mfn, order: u8) -> Result<u64, Unencodable> {
-        let number = mfn.get();
-        if number >> (self.physical_bits - 12) != 0 || number & ((1 << order) - 1) != 0 {
+        let address = mfn.get().checked_mul(1 << 12).ok_or(Unencodable::Frame)?;
+        let inside = ((1 << order) - 1) << 12;
+        if address & (self.beyond | inside) != 0 {
             return Err(Unencodable::Frame);
         }
-        let address = number << 12;
-        let high = match (self.wide, self.granule) {
-            (false, _) => 0,
-            (true, Granule::Kib64) => address >> 48 << 12,
-            (true, Granule::Kib4 | Granule::Kib16) => address >> 50 << 8,
-        };
-        Ok(address & self.field() | high)
+        Ok(address & self.low | address >> self.high_shift & self.high)
     }
 
-    /// The address in a descriptor, aligned to 2^`order` frames; `None` beyond the
-    /// physical width.
+    /// The address in a descriptor, aligned to the page size; `None` beyond the physical
+    /// width.
     #[inline]
-    fn decode_frame(&self, raw: u64, order: u8) -> Option<Mfn> {
-        let high = match (self.wide, self.granule) {
-            (false, _) => 0,
-            (true, Granule::Kib64) => (raw >> 12 & 0xf) << 48,
-            (true, Granule::Kib4 | Granule::Kib16) => (raw >> 8 & 3) << 50,
-        };
-        let number = (raw & self.field() | high) >> 12;
-        if number >> (self.physical_bits - 12) != 0 {
-            return None;
-        }
-        Some(Mfn::new(number & !((1 << order) - 1)))
+    fn decode_frame(&self, raw: u64) -> Option<Mfn> {
+        let address = raw & self.low | (raw & self.high) << self.high_shift;
+        if address & self.beyond == 0 { Some(Mfn::new(address >> 12)) } else { None }
     }
 }
 
@@ -252,9 +246,10 @@ impl Format for Arm64 {
         if raw & VALID == 0 || page != (level == Level::PAGE) || level > self.largest {
             return Entry::Inert;
         }
-        match self.decode_frame(raw, self.geometry.order(level)) {
+        let inside = (1 << self.geometry.order(level)) - 1;
+        match self.decode_frame(raw) {
             Some(mfn) => Entry::Leaf(Leaf {
-                mfn,
+                mfn: Mfn::new(mfn.get() & !inside),
                 access: access(raw),
                 memory: memory_type(raw),
                 tag: Tag::from_low_bits(raw >> TAG_SHIFT),
@@ -272,7 +267,7 @@ impl Format for Arm64 {
         if level == Level::PAGE || raw & TABLE != TABLE {
             return None;
         }
-        self.decode_frame(raw, self.granule.order())
+        self.decode_frame(raw)
     }
 
     fn leaf(&self, level: Level, leaf: Leaf) -> Result<u64, Unencodable> {

@@ -171,6 +171,10 @@ pub(crate) fn check_width<F: Format>(format: F) {
     assert!(usable(format.decode(Level::PAGE, good)));
     assert_eq!(format.leaf(Level::PAGE, leaf(beyond, Access::READ)), Err(Unencodable::Frame));
     assert_eq!(format.leaf(Level::PAGE, leaf(u64::MAX, Access::READ)), Err(Unencodable::Frame));
+    for bit in 28..64 {
+        let far = leaf(1 << bit, Access::READ);
+        assert_eq!(format.leaf(Level::PAGE, far), Err(Unencodable::Frame), "bit {bit}");
+    }
     assert_eq!(format.table(Level::ONE, Mfn::new(beyond)), Err(Unencodable::Frame));
     assert!(!usable(format.decode(Level::PAGE, good | 1 << 40)));
     let table = format.table(Level::ONE, Mfn::new(last)).unwrap();

@@ -3,13 +3,9 @@
 use std::ops::ControlFlow;
 
 use flush::{Gfn, Mfn, Run};
-use stage2::format::arm64::{Arm64, Granule};
-use stage2::format::ept::{Ept, EptLevels};
-use stage2::format::npt::{Npt, NptLevels};
-use stage2::format::vtd::{Vtd, VtdLevels};
 use stage2::{
     Access, Budget, Emptied, Entry, Format, Leaf, Level, Over, Rest, Stop, Tables, clear, destroy,
-    lookup, map, map_run, protect, visit,
+    lookup, map, protect, visit,
 };
 
 use crate::arena::{Arena, view};
@@ -228,89 +224,6 @@ fn an_inert_entry_that_spans_more_than_the_range_stays() {
     let part = Rest::new(run(193, 255));
     clear(tables, part, &mut unlimited(), Emptied::Free, &mut Log::new()).unwrap();
     assert_eq!(lookup(tables, Gfn::new(192)).unwrap().entry, Entry::Inert);
-}
-
-#[track_caller]
-fn check_top<F: Format>(format: F) {
-    let arena = Arena::new(&format);
-    let tables = arena.tables(&format);
-    let geometry = format.geometry();
-    let last = geometry.space().last().get();
-    let (page_order, block_order) = (geometry.order(Level::PAGE), geometry.order(Level::ONE));
-    let (first, block) = (last - ((1 << page_order) - 1), last - ((1 << block_order) - 1));
-    let leaf = |number: u64| Leaf::new(Mfn::new(number << page_order), Access::READ_WRITE);
-    let mut log = Log::new();
-
-    // The last page, and the last block of them.
-    let top = Gfn::new(last);
-    map(tables, Gfn::new(first), Level::PAGE, leaf(5), Over::Vacant, &mut log).unwrap();
-    let page = Rest::new(run(first, last));
-    protect(tables, page, &mut unlimited(), &mut log, |_| Access::READ).unwrap();
-    assert_eq!(log.changed.len(), 1);
-    let tally = clear(tables, page, &mut unlimited(), Emptied::Free, &mut log).unwrap();
-    assert_eq!((tally.leaves, tally.reached), (1, top));
-    let (rest, large) = (Rest::new(run(block, last)), leaf(3 << (block_order - page_order)));
-    map_run(tables, rest, large, Level::ONE, &mut unlimited(), &mut log).unwrap();
-    let shown = lookup(tables, top).unwrap().leaf_at(top).unwrap().1;
-    assert_eq!(shown.get(), (4 << block_order) - 1);
-    assert_eq!(log.added.last(), Some(&run(block, last)));
-    let whole = Rest::new(run(0, last));
-    let tally = clear(tables, whole, &mut unlimited(), Emptied::Free, &mut log).unwrap();
-    assert_eq!((tally.leaves, tally.reached), (1, top));
-    assert_eq!(log.removals(), [(first, page_order), (block, block_order)]);
-
-    // One frame too many: refused, nothing done.
-    map(tables, Gfn::new(first), Level::PAGE, leaf(5), Over::Vacant, &mut log).unwrap();
-    for over in [run(last, last + 1), run(last + 1, last + 1), run(0, u64::MAX), Run::ALL] {
-        let stopped =
-            clear(tables, Rest::new(over), &mut unlimited(), Emptied::Free, &mut log).unwrap_err();
-        assert_eq!((stopped.stop, stopped.rest.run()), (Stop::OutOfRange, over));
-        let mut none = unlimited();
-        let stopped = visit(tables, Rest::new(over), &mut none, |_| ControlFlow::Continue(()));
-        assert_eq!(stopped.unwrap_err().stop, Stop::OutOfRange);
-        assert_eq!(none, unlimited());
-    }
-    assert!(lookup(tables, Gfn::new(last + 1)).is_none());
-    assert!(lookup(tables, top).unwrap().leaf_at(top).is_some());
-}
-
-#[test]
-fn the_last_page_of_a_space_is_like_any_other() {
-    check_top(Ept::new(EptLevels::Four));
-    check_top(Ept::new(EptLevels::Five));
-    check_top(Npt::new(NptLevels::Four));
-    check_top(Npt::new(NptLevels::Five));
-    check_top(Vtd::new(VtdLevels::Three));
-    check_top(Vtd::new(VtdLevels::Four));
-    check_top(Vtd::new(VtdLevels::Five));
-    check_top(Plain::new(0, 9, 3, 13));
-    check_top(Plain::new(0, 9, 4, 5));
-    check_top(Plain::new(4, 13, 4, 9)); // 64 bits
-    for granule in [Granule::Kib4, Granule::Kib16, Granule::Kib64] {
-        for bits in [39, 48, 52] {
-            check_top(Arm64::wide(granule, bits).unwrap());
-        }
-    }
-}
-
-#[test]
-fn a_range_that_cuts_a_page_of_the_granule_is_refused() {
-    let format = Plain::new(2, 2, 3, 2);
-    let arena = Arena::new(&format);
-    let tables = arena.tables(&format);
-    let leaf = Leaf::new(Mfn::new(4), Access::READ);
-    map(tables, Gfn::new(4), Level::PAGE, leaf, Over::Vacant, &mut Log::new()).unwrap();
-    for (first, last) in [(4, 4), (5, 7), (4, 6), (3, 8), (0, 8)] {
-        let rest = Rest::new(run(first, last));
-        let mut log = Log::new();
-        let stopped = clear(tables, rest, &mut unlimited(), Emptied::Free, &mut log).unwrap_err();
-        assert_eq!(stopped.stop, Stop::Unaligned);
-        assert!(!log.asks_for_flush());
-    }
-    let mut log = Log::new();
-    let rest = Rest::new(run(4, 7));
-    clear(tables, rest, &mut unlimited(), Emptied::Keep, &mut log).unwrap();
-    assert_eq!(log.removed, [(run(4, 7), 2, leaf)]);
 }
 
 #[test]

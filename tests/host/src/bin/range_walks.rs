@@ -1,14 +1,14 @@
 //! Counts or times whole-space unmaps, one case for each call.
 //!
-//! `list` prints the names of all cases; `count NAME` prints `@ row ..` or
-//! `@ special ..`; `time NAME ROUNDS` prints `@ time ..` for the layouts `empty` and
-//! `top-chunk-511`. `cargo xtask walks` and `cargo xtask bench --walks` read these lines.
+//! `list` prints the names of all cases and timed pairs; `count NAME` prints `@ row ..`
+//! or `@ special ..`; `time PAIR ROUNDS` prints `@ time ..`. `cargo xtask walks` and
+//! `cargo xtask bench --walks` read these lines.
 
 use std::{env, process::ExitCode};
 
-use host::walks::{Case, Layout, Special, timed};
+use host::walks::{Case, Pair, Special};
 
-const USAGE: &str = "usage: range_walks list | count NAME | time empty|top-chunk-511 ROUNDS";
+const USAGE: &str = "usage: range_walks list | count NAME | time PAIR ROUNDS";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -34,7 +34,8 @@ fn main() -> ExitCode {
 fn list() -> String {
     let cases = Case::all().into_iter().map(|case| format!("@ case name={}", case.name()));
     let specials = Special::ALL.map(|special| format!("@ special name={}", special.name()));
-    cases.chain(specials).collect::<Vec<_>>().join("\n")
+    let pairs = Pair::ALL.map(|pair| format!("@ pair name={}", pair.name()));
+    cases.chain(specials).chain(pairs).collect::<Vec<_>>().join("\n")
 }
 
 fn count(name: &str) -> Result<String, String> {
@@ -75,9 +76,9 @@ fn check(name: &str, counted: Figures, expected: Figures) -> Result<(), String> 
 }
 
 fn time(name: &str, rounds: &str) -> Result<String, String> {
-    let layouts = [Layout::Empty, Layout::TopChunk(511)];
-    let layout = layouts.into_iter().find(|layout| layout.name() == name).ok_or(USAGE)?;
-    let rounds = rounds.parse().map_err(|_| USAGE)?;
-    let times = timed(layout, rounds)?;
+    let pair = Pair::ALL.into_iter().find(|pair| pair.name() == name);
+    let pair = pair.ok_or_else(|| format!("no pair is called {name}; see `list`"))?;
+    let rounds = rounds.parse().map_err(|_| format!("{rounds} is no number of rounds"))?;
+    let times = pair.time(rounds)?;
     Ok(format!("@ time name={name} before_ns={} after_ns={}", times.before, times.after))
 }

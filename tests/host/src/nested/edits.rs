@@ -10,7 +10,7 @@ use p2m::{
 use stage2::{Access, Budget, Emptied, Rest, Stop, Stopped};
 
 use super::{
-    NestedWorld, Shown,
+    NestedWorld, Shown, Walks,
     world::{GUEST, Page},
 };
 use crate::Ram;
@@ -30,7 +30,7 @@ fn again(stop: &Stop) -> bool {
     matches!(stop, Stop::Budget | Stop::Full)
 }
 
-impl NestedWorld<'_> {
+impl<F: Walks> NestedWorld<'_, F> {
     /// Puts a new page at a canonical frame, over what is there, if anything.
     ///
     /// # Panics

@@ -5,7 +5,7 @@
 use p2m::nested::{Context, Scope};
 use stage2::Emptied;
 
-use super::{NestedWorld, Shown};
+use super::{NestedWorld, Shown, Walks};
 
 /// How many contexts the guest has.
 const CONTEXTS: u8 = 3;
@@ -97,7 +97,7 @@ impl Step {
     }
 }
 
-impl NestedWorld<'_> {
+impl<F: Walks> NestedWorld<'_, F> {
     /// Gives the guest its first pages.
     pub fn populate(&self) {
         self.put_block(BLOCK);

@@ -22,8 +22,11 @@ use p2m::{
     },
 };
 use stage2::{
-    Access, Budget, Emptied,
-    format::ept::{Ept, EptLevels},
+    Access, Budget, Emptied, Format,
+    format::{
+        ept::{Ept, EptLevels},
+        npt::{Npt, NptLevels},
+    },
 };
 
 use super::{edits::Late, tables::Tables};
@@ -95,14 +98,46 @@ struct Vcpu {
     inside: bool,
 }
 
-pub(super) type Model<'s> = Nested<'s, Ept, Memory<ModelRam>, Tlb>;
+/// Formats that CPUs of the model walk, for a guest and for its nested guests.
+pub trait Walks: Format + fmt::Debug {
+    /// With four levels.
+    fn four_levels() -> Self;
+
+    /// What a CPU is given to walk a table from here.
+    fn root(root: Mfn) -> Root;
+}
+
+impl Walks for Ept {
+    fn four_levels() -> Self {
+        Self::new(EptLevels::Four)
+    }
+
+    fn root(root: Mfn) -> Root {
+        let eptp = Eptp::new(root, 4, AccessedDirty::On).expect("a root as hardware has it");
+        Root::from_eptp(eptp.bits())
+    }
+}
+
+impl Walks for Npt {
+    fn four_levels() -> Self {
+        Self::new(NptLevels::Four)
+    }
+
+    /// Under an ASID of its own, which nothing else of the world has.
+    fn root(root: Mfn) -> Root {
+        let asid = u32::try_from(root.get()).expect("a frame of this small machine");
+        Root::nested(asid, root.get() << 12)
+    }
+}
+
+pub(super) type Model<'s, F> = Nested<'s, F, Memory<ModelRam>, Tlb>;
 
 /// A guest with nested guests on the software model.
-pub struct NestedWorld<'s> {
+pub struct NestedWorld<'s, F: Walks = Ept> {
     /// The hardware.
     pub machine: Machine,
     pub(super) memory: Memory<ModelRam>,
-    pub(super) nested: RefCell<Model<'s>>,
+    pub(super) nested: RefCell<Model<'s, F>>,
     cpus: GuestCpus,
     vcpus: RefCell<[Vcpu; VCPUS]>,
     pub(super) tables: RefCell<Tables>,
@@ -114,13 +149,13 @@ pub struct NestedWorld<'s> {
     wrong: RefCell<Vec<String>>,
 }
 
-impl fmt::Debug for NestedWorld<'_> {
+impl<F: Walks> fmt::Debug for NestedWorld<'_, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NestedWorld").field("nested", &self.nested).finish_non_exhaustive()
     }
 }
 
-impl<'s> NestedWorld<'s> {
+impl<'s, F: Walks> NestedWorld<'s, F> {
     /// A guest without memory.
     ///
     /// # Panics
@@ -135,7 +170,7 @@ impl<'s> NestedWorld<'s> {
         };
         let machine = Machine::new(config);
         let memory = Memory::new(ModelRam::new(machine.clone(), FRAMES));
-        let p2m = P2m::new(Ept::new(EptLevels::Four), memory.clone()).expect("memory for a root");
+        let p2m = P2m::new(F::four_levels(), memory.clone()).expect("memory for a root");
         let Storage { shadows, entries } = storage;
         Self {
             machine,
@@ -257,12 +292,11 @@ impl<'s> NestedWorld<'s> {
                 self.prepare(cpu);
                 continue;
             };
-            let eptp = Eptp::new(root, 4, AccessedDirty::On).expect("a root as hardware has it");
             if self.cpus.enter(cpu, &Forget { world: self, cpu }).is_err() {
                 self.complain(format!("CPU {cpu} did not invalidate"));
                 return false;
             }
-            self.machine.load_root(cpu, Root::from_eptp(eptp.bits()));
+            self.machine.load_root(cpu, F::root(root));
             self.vcpus.borrow_mut()[cpu].inside = true;
         }
         true
@@ -403,26 +437,26 @@ impl<'s> NestedWorld<'s> {
 }
 
 /// Makes one CPU forget the guest.
-struct Forget<'w, 's> {
-    world: &'w NestedWorld<'s>,
+struct Forget<'w, 's, F: Walks> {
+    world: &'w NestedWorld<'s, F>,
     cpu: usize,
 }
 
-impl Invalidate for Forget<'_, '_> {
+impl<F: Walks> Invalidate for Forget<'_, '_, F> {
     type Error = InvalidateFailed;
 
     fn invalidate(&self) -> Result<(), InvalidateFailed> {
         let machine = &self.world.machine;
         if self.world.lie == Some(NestedLie::ForgetShadowRoots) {
             let root = self.world.nested.borrow().p2m().root();
-            machine.invalidate(self.cpu, root.get() << 12)
+            machine.invalidate(self.cpu, F::root(root).tag)
         } else {
             machine.invalidate_all(self.cpu)
         }
     }
 }
 
-impl Cpus for NestedWorld<'_> {
+impl<F: Walks> Cpus for NestedWorld<'_, F> {
     type Deadline = u64;
 
     fn this_cpu(&self) -> usize {
