@@ -1,7 +1,7 @@
 //! The verdict, and the way out.
 //!
-//! QEMU ends with `value * 2 + 1` when `value` is written to `isa-debug-exit`; under an
-//! emulator without that device the machine stops and the serial line has the verdict.
+//! QEMU ends with `value * 2 + 1` when `value` is written to `isa-debug-exit`. Bochs has no
+//! such device: it is told to shut down, and the serial line has the verdict.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -58,5 +58,6 @@ fn decide() -> bool {
 
 fn leave(status: u8) -> ! {
     Port::DEBUG_EXIT.write8(status);
+    b"Shutdown".iter().for_each(|letter| Port::SHUTDOWN.write8(*letter));
     arch::stop()
 }

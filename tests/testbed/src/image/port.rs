@@ -39,6 +39,8 @@ impl Port {
     pub(crate) const PCI_ADDRESS: Self = Self(0xcf8);
     /// PCI configuration data, 32 bits.
     pub(crate) const PCI_DATA: Self = Self(0xcfc);
+    /// Bochs ends when the eight letters of `Shutdown` are written here.
+    pub(crate) const SHUTDOWN: Self = Self(0x8900);
 
     /// Read one byte.
     pub(crate) fn read8(self) -> u8 {
