@@ -29,4 +29,5 @@ pub mod pci;
 pub mod physical;
 pub mod pvh;
 pub mod svm;
+pub mod vmx;
 pub mod words;

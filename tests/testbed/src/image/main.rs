@@ -31,6 +31,7 @@ mod port;
 mod processors;
 mod serial;
 mod svm;
+mod vmx;
 mod world;
 
 use core::panic::PanicInfo;

@@ -1,7 +1,8 @@
 //! The cases: one is run for each boot.
 //!
 //! To add one, write a `fn(&Machine) -> Result<(), Failure>` in a file here and give it a
-//! line in [`CASES`]. What it expects of QEMU's command line goes into its summary.
+//! line in [`CASES`]. What it expects of QEMU's command line goes into its summary. Cases
+//! for processors with VMX are in [`vmx::CASES`]: they boot in Bochs.
 
 mod attachment;
 mod calls;
@@ -21,6 +22,7 @@ mod story;
 mod tables;
 mod traps;
 mod vcpus;
+mod vmx;
 
 use testbed::fail;
 use testbed::failure::Failure;
@@ -399,7 +401,7 @@ pub(crate) fn run(machine: &Machine) -> Result<(), Failure> {
         list();
         return Ok(());
     }
-    let Some(case) = CASES.iter().find(|case| case.name == wanted) else {
+    let Some(case) = CASES.iter().chain(vmx::CASES).find(|case| case.name == wanted) else {
         fail!("there is no case {wanted}: case=list prints all names");
     };
     exit::name(case.name);
@@ -410,6 +412,11 @@ pub(crate) fn run(machine: &Machine) -> Result<(), Failure> {
 fn list() {
     for case in CASES {
         say!("@ case={} expect={}", case.name, case.expect.word());
+        say!("  {}", case.summary);
+    }
+    // These need processors with VMX, which QEMU does not emulate.
+    for case in vmx::CASES {
+        say!("@ case={} expect={} machine=bochs", case.name, case.expect.word());
         say!("  {}", case.summary);
     }
 }
