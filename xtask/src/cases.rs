@@ -1,8 +1,9 @@
-//! Every case that boots in QEMU: what it shows and the machine it needs
+//! Every case that boots in an emulator: what it shows and the machine it needs
 //!
 //! A `Case` is one boot of the testbed. The testbed holds the code of each case;
-//! this table holds what must be known before it starts. The runner compares the
-//! two lists, so that a case cannot exist in one of them only.
+//! these tables hold what must be known before it starts: [`CASES`] for QEMU,
+//! [`BOCHS`] for Bochs. The runners compare them with the testbed's own list, so
+//! that a case cannot exist in one place only.
 
 use std::time::Duration;
 
@@ -193,9 +194,36 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("hang-is-a-failure", "a case that does not end meets its time limit").must_hang(),
 ];
 
-/// The names of all cases.
+/// The cases that boot in Bochs, on processors with VMX and EPT and without a VT-d unit.
+pub(crate) const BOCHS: &[Case] = &[
+    Case::new("vmx-run", "a guest of a few instructions runs under EPT, exit by exit"),
+    Case::new("ept-violation", "each forbidden access exits and says which it was, and why"),
+    Case::new("ept-leaves", "leaves of 4 KiB, 2 MiB and 1 GiB show first, middle and last page"),
+    Case::new("ept-split", "a page leaves a large leaf: it is gone, its neighbours are not"),
+    Case::new("invept", "both types succeed, a bad operand fails; once a flush, at entry"),
+    Case::new("ept-stale-shown", "before its flush, two processors still read a cleared page"),
+    Case::new("ept-stale-flushed", "kick and INVEPT: no read comes after the release"),
+    Case::new("ept-batch", "32 pages in one batch: one kick and one INVEPT a processor, not 32"),
+    Case::new("ept-stale-large", "the same for a page of a 2 MiB and of a 1 GiB leaf"),
+    Case::new("ept-rights-lowered", "writes land until the flush of a lowered right, not after"),
+    Case::new("ept-no-kick-is-stale", "a planted bug: no kick, so two processors read on"),
+    Case::new("ept-no-kick-is-a-failure", "the check of ept-stale-flushed fails with that bug")
+        .must_fail(),
+];
+
+/// The boot that prints the testbed's own list.
+pub(crate) const fn list() -> Case {
+    Case::new("list", "the names of all cases")
+}
+
+/// The names of all cases that boot in QEMU.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     CASES.iter().map(|case| case.name)
+}
+
+/// The names of all cases that boot in Bochs.
+pub(crate) fn bochs_names() -> impl Iterator<Item = &'static str> {
+    BOCHS.iter().map(|case| case.name)
 }
 
 #[cfg(test)]
@@ -204,12 +232,13 @@ mod tests {
 
     #[test]
     fn every_case_has_a_name_of_its_own_and_one_line_about_it() {
-        for (position, case) in CASES.iter().enumerate() {
+        for (position, case) in CASES.iter().chain(BOCHS).enumerate() {
             let letters = |letter: char| {
                 letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-'
             };
             assert!(case.name.chars().all(letters), "{}", case.name);
-            assert!(!names().take(position).any(|name| name == case.name), "{}", case.name);
+            let mut earlier = names().chain(bochs_names()).take(position);
+            assert!(!earlier.any(|name| name == case.name), "{}", case.name);
             assert!(!case.about.is_empty() && !case.about.contains('\n'), "{}", case.name);
         }
     }

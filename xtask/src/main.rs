@@ -6,6 +6,7 @@
 
 mod arrows;
 mod bench;
+mod bochs;
 mod cases;
 mod checkout;
 mod combining;
@@ -36,8 +37,8 @@ use clap::{Parser, Subcommand};
         cargo xtask demo          what batching saves, and what skipping a flush costs\n  \
         cargo xtask test          every test, on the host and in QEMU\n  \
         cargo xtask qemu --list   the cases that boot in QEMU\n\n\
-        QEMU and valgrind are installed when they are missing and this user may install\n\
-        packages; otherwise the command to run is printed."
+        QEMU, Bochs and valgrind are installed when they are missing and this user may\n\
+        install packages; otherwise the command to run is printed."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -52,6 +53,8 @@ enum Command {
     Test(test::Arguments),
     /// Boot the testbed in QEMU behind an emulated VT-d, one case per boot
     Qemu(qemu::Arguments),
+    /// Boot the testbed in Bochs, whose processors have VMX: guests under EPT, one case per boot
+    Bochs(bochs::Arguments),
     /// Count the instructions an unmapped grant costs, or time whole-space unmaps
     Bench(bench::Arguments),
     /// Count what unmapping a whole space costs: walks, flushes, entries read
@@ -79,6 +82,7 @@ fn run(command: Command) -> Result<()> {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::Qemu(arguments) => qemu::run(&arguments),
+        Command::Bochs(arguments) => bochs::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Walks(arguments) => walks::run(&arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),

@@ -107,23 +107,40 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Runs `cases`, printing each by name as cargo prints a test.
+/// Boots `cases` in QEMU, printing each by name as cargo prints a test.
 pub(crate) fn run_cases(testbed: &Testbed, cases: &[&Case]) -> Result<Tally> {
     testbed.check_list()?;
+    run_each("qemu", cases, |case| {
+        let boot = testbed.boot(case, case.words)?;
+        let complaint = (!boot.is_as_expected(case)).then(|| boot.explain(case));
+        Ok((boot.took, complaint))
+    })
+}
+
+/// Runs `cases` in the emulator of this name by `boot`, which says how long it took and what
+/// was wrong.
+pub(crate) fn run_each(
+    emulator: &'static str,
+    cases: &[&Case],
+    mut boot: impl FnMut(&Case) -> Result<(Duration, Option<String>)>,
+) -> Result<Tally> {
     let mut tally = Tally::default();
-    let steps = Steps::new("qemu", cases.len());
-    println!("\nrunning {} QEMU cases", cases.len());
+    let steps = Steps::new(emulator, cases.len());
+    println!("\nrunning {} cases in {emulator}", cases.len());
     for case in cases {
         steps.begin(case.name);
-        let boot = testbed.boot(case, case.words)?;
-        let milliseconds = boot.took.as_millis();
-        if boot.is_as_expected(case) {
-            tally.passed += 1;
-            steps.print(&format!("qemu {} ... ok ({milliseconds} ms)", case.name));
-        } else {
-            tally.failed += 1;
-            steps.print(&format!("qemu {} ... FAILED ({milliseconds} ms)", case.name));
-            steps.print(&boot.explain(case));
+        let (took, complaint) = boot(case)?;
+        let milliseconds = took.as_millis();
+        match complaint {
+            None => {
+                tally.passed += 1;
+                steps.print(&format!("{emulator} {} ... ok ({milliseconds} ms)", case.name));
+            }
+            Some(complaint) => {
+                tally.failed += 1;
+                steps.print(&format!("{emulator} {} ... FAILED ({milliseconds} ms)", case.name));
+                steps.print(&complaint);
+            }
         }
         steps.end();
     }
@@ -158,10 +175,15 @@ impl Boot {
             Verdict::Crashed(status) => format!("QEMU ended with {status}, which is no verdict"),
             Verdict::Hung => format!("it was ended after {} s", case.limit.as_secs()),
         };
-        let lines: Vec<&str> = self.serial.lines().collect();
-        let tail = lines.get(lines.len().saturating_sub(TAIL)..).unwrap_or_default();
-        format!("    {ended}; the end of {}:\n      {}", self.log.display(), tail.join("\n      "))
+        explain(&ended, &self.log, &self.serial)
     }
+}
+
+/// How a boot `ended`, with the last lines of its output `text` in the file `log`.
+pub(crate) fn explain(ended: &str, log: &Path, text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let tail = lines.get(lines.len().saturating_sub(TAIL)..).unwrap_or_default();
+    format!("    {ended}; the end of {}:\n      {}", log.display(), tail.join("\n      "))
 }
 
 impl Testbed {
@@ -171,11 +193,7 @@ impl Testbed {
     /// If QEMU is missing and cannot be installed, or the image does not build.
     pub(crate) fn prepare() -> Result<Self> {
         tools::ensure(Tool::Qemu)?;
-        let image = checkout::build_executable(&[
-            "--package=quiesce-testbed",
-            "--features=baremetal",
-            "--profile=testbed",
-        ])?;
+        let image = build_image()?;
         let folder = checkout::output_folder("qemu")?;
         Ok(Self { image, folder })
     }
@@ -211,16 +229,28 @@ impl Testbed {
 
     /// Compares the testbed's own list of cases with the table.
     fn check_list(&self) -> Result<()> {
-        let list = Case::new("list", "the names of all cases");
+        let list = cases::list();
         let boot = self.boot(&list, "")?;
         if boot.verdict != Verdict::Passed {
             bail!("the testbed cannot list its cases\n{}", boot.explain(&list));
         }
-        match disagreement(&boot.records, CASES) {
+        match disagreement(&boot.records, CASES, None) {
             Some(what) => bail!("testbed and xtask/src/cases.rs disagree: {what}"),
             None => Ok(()),
         }
     }
+}
+
+/// Builds the bootable image, for whichever emulator.
+///
+/// # Errors
+/// If it does not build.
+pub(crate) fn build_image() -> Result<PathBuf> {
+    checkout::build_executable(&[
+        "--package=quiesce-testbed",
+        "--features=baremetal",
+        "--profile=testbed",
+    ])
 }
 
 /// Where the counters of the line `@ boot` differ from `trace`. A boot that brings the unit
@@ -243,9 +273,17 @@ fn miscounted(records: &[Record], trace: &Trace) -> Option<String> {
 }
 
 /// What differs between the testbed's own list, lines `@ case=NAME expect=WORD`, and `table`.
-fn disagreement(records: &[Record], table: &[Case]) -> Option<String> {
+///
+/// Lines of cases for another machine than QEMU's end in `machine=WORD`: only those of
+/// `machine` are compared.
+pub(crate) fn disagreement(
+    records: &[Record],
+    table: &[Case],
+    machine: Option<&str>,
+) -> Option<String> {
+    let here = |record: &&Record| record.get::<String>("machine").ok().as_deref() == machine;
     let pair = |record: &Record| Some((record.get("case").ok()?, record.get("expect").ok()?));
-    let held: Vec<(String, String)> = records.iter().filter_map(pair).collect();
+    let held: Vec<(String, String)> = records.iter().filter(here).filter_map(pair).collect();
     for (name, expect) in &held {
         match table.iter().find(|case| case.name == name) {
             None => return Some(format!("`{name}` has no row in the table, so it never runs")),
@@ -305,7 +343,10 @@ impl Drop for Owned {
 }
 
 /// Runs `command` for at most `limit`; `None` if it had to be ended.
-fn wait(command: &mut Command, limit: Duration) -> Result<Option<ExitStatus>> {
+///
+/// # Errors
+/// If it cannot be started.
+pub(crate) fn wait(command: &mut Command, limit: Duration) -> Result<Option<ExitStatus>> {
     let shown = checkout::line(command);
     let child = command.spawn().with_context(|| format!("cannot start `{shown}`"))?;
     let mut child = Owned(child);
@@ -330,7 +371,11 @@ fn judge(ended: Option<ExitStatus>) -> Verdict {
     }
 }
 
-fn read(path: &Path) -> Result<String> {
+/// The text of a file, whatever its encoding.
+///
+/// # Errors
+/// If it cannot be read.
+pub(crate) fn read(path: &Path) -> Result<String> {
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -395,7 +440,7 @@ mod tests {
     #[track_caller]
     fn agrees(list: &str, expected: bool) {
         let table = &CASES[..1];
-        let found = disagreement(&records::parse(list), table);
+        let found = disagreement(&records::parse(list), table, None);
         assert_eq!(found.is_none(), expected, "{list}: {found:?}");
     }
 
@@ -405,5 +450,7 @@ mod tests {
         agrees("@ case=boot expect=fail\n", false);
         agrees("@ case=boot expect=pass\n@ case=other expect=pass\n", false);
         agrees("", false);
+        agrees("@ case=boot expect=pass\n@ case=other expect=pass machine=bochs\n", true);
+        agrees("@ case=boot expect=pass machine=bochs\n", false);
     }
 }

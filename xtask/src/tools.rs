@@ -19,6 +19,10 @@ pub(crate) enum Tool {
     Qemu,
     /// The instrumentation framework that holds callgrind.
     Valgrind,
+    /// The PC emulator whose processors have VMX, with its firmware and a display that needs none.
+    Bochs,
+    /// What makes a disc that starts the testbed through GRUB.
+    Grub,
 }
 
 impl Tool {
@@ -27,19 +31,43 @@ impl Tool {
         match self {
             Self::Qemu => "qemu-system-x86_64",
             Self::Valgrind => "valgrind",
+            Self::Bochs => "bochs",
+            Self::Grub => "grub-mkrescue",
         }
+    }
+
+    /// What must be there besides, in packages of its own: programs by name, files by path.
+    fn companions(self) -> &'static [&'static str] {
+        match self {
+            Self::Qemu | Self::Valgrind => &[],
+            Self::Bochs => &[
+                "/usr/share/bochs/BIOS-bochs-latest",
+                "/usr/share/bochs/VGABIOS-lgpl-latest",
+                "/usr/lib/x86_64-linux-gnu/bochs/plugins/libbx_term_gui.so",
+            ],
+            Self::Grub => &["xorriso", "mformat", "/usr/lib/grub/i386-pc/multiboot2.mod"],
+        }
+    }
+
+    /// The first part of it that is missing.
+    fn missing(self) -> Option<&'static str> {
+        let parts = std::iter::once(self.program()).chain(self.companions().iter().copied());
+        parts.into_iter().find(|part| !on_path(part))
     }
 }
 
 /// One package manager: how it is found, what it runs, what it calls each tool.
 struct Manager {
     program: &'static str,
-    /// Commands to run in order; the package name follows the last one. Only that one must succeed.
+    /// Commands to run in order; the package names follow the last one. Only that one must succeed.
     commands: &'static [&'static str],
     /// Options for an unattended run, such as waiting for another installation to end.
     unattended: &'static [&'static str],
     qemu: &'static str,
     valgrind: &'static str,
+    /// Several packages; nothing where it is not known that they make up what is needed.
+    bochs: Option<&'static str>,
+    grub: Option<&'static str>,
 }
 
 /// A machine that has just been created has no package lists: refresh them first.
@@ -50,6 +78,8 @@ const MANAGERS: &[Manager] = &[
         unattended: &["-o", "DPkg::Lock::Timeout=300"],
         qemu: "qemu-system-x86",
         valgrind: "valgrind",
+        bochs: Some("bochs bochs-term bochsbios vgabios"),
+        grub: Some("grub-common grub-pc-bin xorriso mtools"),
     },
     Manager {
         program: "dnf",
@@ -57,6 +87,8 @@ const MANAGERS: &[Manager] = &[
         unattended: &[],
         qemu: "qemu-system-x86-core",
         valgrind: "valgrind",
+        bochs: None,
+        grub: None,
     },
     Manager {
         program: "pacman",
@@ -64,6 +96,8 @@ const MANAGERS: &[Manager] = &[
         unattended: &[],
         qemu: "qemu-system-x86",
         valgrind: "valgrind",
+        bochs: None,
+        grub: None,
     },
     Manager {
         program: "zypper",
@@ -71,6 +105,8 @@ const MANAGERS: &[Manager] = &[
         unattended: &[],
         qemu: "qemu-x86",
         valgrind: "valgrind",
+        bochs: None,
+        grub: None,
     },
     Manager {
         program: "apk",
@@ -78,24 +114,28 @@ const MANAGERS: &[Manager] = &[
         unattended: &[],
         qemu: "qemu-system-x86_64",
         valgrind: "valgrind",
+        bochs: None,
+        grub: None,
     },
 ];
 
 impl Manager {
-    fn package(&self, tool: Tool) -> &'static str {
+    /// The packages of `tool`, if they are known.
+    fn packages(&self, tool: Tool) -> Option<&'static str> {
         match tool {
-            Tool::Qemu => self.qemu,
-            Tool::Valgrind => self.valgrind,
+            Tool::Qemu => Some(self.qemu),
+            Tool::Valgrind => Some(self.valgrind),
+            Tool::Bochs => self.bochs,
+            Tool::Grub => self.grub,
         }
     }
 
-    /// What installs `tool`, one command line each, run through `prefix`.
-    fn lines(&self, tool: Tool, prefix: &str) -> Vec<String> {
-        let package = self.package(tool);
+    /// What installs `packages`, one command line each, run through `prefix`.
+    fn lines(&self, packages: &str, prefix: &str) -> Vec<String> {
         let last = self.commands.len().saturating_sub(1);
         let with_package = |(position, command)| {
             if position == last {
-                format!("{prefix}{command} {package}")
+                format!("{prefix}{command} {packages}")
             } else {
                 format!("{prefix}{command}")
             }
@@ -109,31 +149,33 @@ impl Manager {
 /// # Errors
 /// If it is missing and could not be installed: the message says what to run.
 pub(crate) fn ensure(tool: Tool) -> Result<()> {
-    let program = tool.program();
-    if on_path(program) {
-        return Ok(());
-    }
-    let Some(manager) = MANAGERS.iter().find(|manager| on_path(manager.program)) else {
-        bail!("{program} is missing and no known package manager is here: install it by hand");
+    let Some(missing) = tool.missing() else { return Ok(()) };
+    let manager = MANAGERS.iter().find(|manager| on_path(manager.program));
+    let Some((manager, packages)) =
+        manager.and_then(|manager| Some((manager, manager.packages(tool)?)))
+    else {
+        bail!(
+            "{missing} is missing and no package manager here is known to have it: install it by hand"
+        );
     };
     let Some(prefix) = privilege() else {
-        let lines = manager.lines(tool, "sudo ").join(" && ");
-        bail!("{program} is missing; install it with\n    {lines}\nand run this again");
+        let lines = manager.lines(packages, "sudo ").join(" && ");
+        bail!("{missing} is missing; install it with\n    {lines}\nand run this again");
     };
     let mut last = Ok(());
-    for line in manager.lines(tool, prefix) {
-        eprintln!("{program} is missing, installing it: {line}");
+    for line in manager.lines(packages, prefix) {
+        eprintln!("{missing} is missing, installing it: {line}");
         last = install(&line, manager.unattended)
-            .with_context(|| format!("{program} is missing and `{line}` failed"));
+            .with_context(|| format!("{missing} is missing and `{line}` failed"));
     }
     last?;
-    if !on_path(program) {
-        let package = manager.package(tool);
-        bail!("package {package} was installed, but {program} is still not on the search path");
+    if let Some(missing) = tool.missing() {
+        bail!("{packages} were installed, but {missing} is still missing");
     }
     Ok(())
 }
 
+/// Whether a program is on the search path, or a file where its whole path says.
 fn on_path(program: &str) -> bool {
     env::var_os("PATH")
         .is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))
@@ -174,12 +216,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_manager_names_the_package_last() {
+    fn every_manager_names_the_packages_last() {
         for manager in MANAGERS {
-            for tool in [Tool::Qemu, Tool::Valgrind] {
-                let lines = manager.lines(tool, "sudo ");
+            for tool in [Tool::Qemu, Tool::Valgrind, Tool::Bochs, Tool::Grub] {
+                let Some(packages) = manager.packages(tool) else { continue };
+                let lines = manager.lines(packages, "sudo ");
                 let last = lines.last().expect("at least one command");
-                assert!(last.ends_with(&format!(" {}", manager.package(tool))), "{last}");
+                assert!(last.ends_with(&format!(" {packages}")), "{last}");
                 assert!(lines.iter().all(|line| line.starts_with("sudo ")));
                 assert!(lines.iter().all(|line| line.contains(manager.program)));
             }
@@ -190,5 +233,12 @@ mod tests {
     fn programs_are_looked_for_on_the_search_path() {
         assert!(on_path("cargo"));
         assert!(!on_path("no-such-program-anywhere"));
+    }
+
+    #[test]
+    fn a_file_is_looked_for_by_its_whole_path() {
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        assert!(on_path(manifest));
+        assert!(!on_path(&format!("{manifest}.missing")));
     }
 }
