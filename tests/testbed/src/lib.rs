@@ -19,6 +19,7 @@ pub mod address;
 pub mod audit;
 pub mod boot_info;
 pub mod command_line;
+pub mod elf;
 pub mod failure;
 pub mod frames;
 pub mod gate;
