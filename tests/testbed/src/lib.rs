@@ -34,3 +34,4 @@ pub mod start_info;
 pub mod svm;
 pub mod vmx;
 pub mod words;
+pub mod xen;
