@@ -255,6 +255,14 @@ mod tests {
     }
 
     #[test]
+    fn an_address_that_is_not_canonical_is_not_walked() {
+        let tables = [(0x1000, 0x2000 | RW), (0x2000, 0x8000_0000 | RW | entry::LARGE)];
+        check(long(0), &tables, 9, Some(0x8000_0009));
+        check(long(0), &tables, (1 << 48) + 9, None);
+        check(long(0), &tables, (0xffff << 48) + 9, None);
+    }
+
+    #[test]
     fn the_extended_32_bit_format_starts_at_four_entries() {
         let paging = Paging { cr0: PROTECTED, cr3: 0x1060, cr4: PAE, efer: 0 };
         // The top entries carry no rights.
