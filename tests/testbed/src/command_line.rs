@@ -1,8 +1,12 @@
 //! The words after `-append`: `case=NAME key=value ...`.
 //!
-//! Words are parted by white space. The first word with a key counts.
+//! Words are parted by white space. The first word with a key counts. What follows the
+//! word `--` is for a guest, and is not looked at here.
 
 use core::fmt;
+
+/// The word between the testbed's words and its guest's.
+const SEPARATOR: &str = "--";
 
 /// The command line the loader passed.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +42,23 @@ impl<'a> CommandLine<'a> {
     pub fn get(self, key: &str) -> Option<&'a str> {
         self.0
             .split_ascii_whitespace()
+            .take_while(|word| *word != SEPARATOR)
             .filter_map(|word| word.split_once('='))
             .find_map(|(name, value)| (name == key).then_some(value))
+    }
+
+    /// What follows the word `--` and one blank: the command line of a guest.
+    #[must_use]
+    pub fn for_guest(self) -> &'a str {
+        let mut starts = self.0.match_indices(SEPARATOR).map(|(start, _)| self.0.split_at(start));
+        let is_blank = |byte: Option<u8>| byte.is_none_or(|byte| byte.is_ascii_whitespace());
+        starts
+            .find_map(|(before, found)| {
+                let after = found.get(SEPARATOR.len()..)?;
+                let whole = is_blank(before.bytes().last()) && is_blank(after.bytes().next());
+                whole.then(|| after.get(1..).unwrap_or(""))
+            })
+            .unwrap_or("")
     }
 
     /// The number given for `key`, decimal or after `0x`; `default` if none is given.
@@ -91,5 +110,17 @@ mod tests {
         check("n=+3", Some("+3"), Err(()));
         check("n=-3", Some("-3"), Err(()));
         check("n=18446744073709551616", Some("18446744073709551616"), Err(()));
+    }
+
+    #[test]
+    fn the_words_of_a_guest_are_its_own() {
+        let line = CommandLine::new("case=guest a=1 -- a=2  b=3 -- c --d");
+        assert_eq!(line.for_guest(), "a=2  b=3 -- c --d");
+        assert_eq!((line.get("a"), line.get("b")), (Some("1"), None));
+        for (text, expected) in
+            [("", ""), ("a --b", ""), ("a--", ""), ("a --", ""), ("-- ", ""), ("-- x", "x")]
+        {
+            assert_eq!(CommandLine::new(text).for_guest(), expected, "{text:?}");
+        }
     }
 }

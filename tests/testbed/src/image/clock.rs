@@ -114,6 +114,12 @@ pub(crate) fn now() -> Duration {
     Duration::from_micros(passed.checked_div(per_microsecond).unwrap_or(0))
 }
 
+/// Ticks of the time-stamp counter in a millisecond; zero before [`initialise`].
+pub(crate) fn kilohertz() -> u32 {
+    let per_microsecond = SCALE.get().map_or(0, |(_, per_microsecond)| *per_microsecond);
+    u32::try_from(per_microsecond.saturating_mul(1000)).unwrap_or(u32::MAX)
+}
+
 /// Poll until `condition` is true, at least once more after `limit` has passed.
 ///
 /// # Errors

@@ -45,14 +45,26 @@ pub(crate) fn initialise() {
     Port::SERIAL_QUEUES.write8(7);
 }
 
-/// Print one line; use [`say!`](crate::say).
-pub(crate) fn line(text: fmt::Arguments<'_>) {
+/// Print bytes as they are.
+pub(crate) fn raw(bytes: &[u8]) {
+    take();
+    bytes.iter().copied().for_each(send);
+    TAKEN.store(false, Ordering::Release);
+}
+
+/// Wait for the line of another processor to end.
+fn take() {
     for _ in 0..TURNS {
         if !TAKEN.swap(true, Ordering::Acquire) {
             break;
         }
         spin_loop();
     }
+}
+
+/// Print one line; use [`say!`](crate::say).
+pub(crate) fn line(text: fmt::Arguments<'_>) {
+    take();
     // `Serial` never fails, and a formatter that does leaves a short line, not a lost verdict.
     if Serial.write_fmt(text).is_err() {
         send(b'?');

@@ -17,7 +17,9 @@ pub mod hypercall_page;
 mod memory;
 pub mod msr;
 pub mod parameters;
+pub mod ports;
 pub mod ring;
+pub mod shared_info;
 mod version;
 pub mod view;
 

@@ -68,6 +68,31 @@ pub fn write(register: u32, value: u64, vcpu: u32) -> Write {
     }
 }
 
+/// EFER after a guest has written `value`, or `None` for #GP (volume 2, section 3.1.7).
+///
+/// Whether long mode is active is the processor's to say; whether it is enabled cannot be
+/// changed while the guest's paging is on. Virtualization is not for guests.
+#[must_use]
+pub const fn efer(old: u64, value: u64, cr0: u64) -> Option<u64> {
+    const SYSTEM_CALLS: u64 = 1 << 0;
+    const LONG_MODE: u64 = 1 << 8;
+    const LONG_MODE_ACTIVE: u64 = 1 << 10;
+    const NO_EXECUTE: u64 = 1 << 11;
+    const FAST_SAVE: u64 = 1 << 14;
+    const PAGING: u64 = 1 << 31;
+    let known = SYSTEM_CALLS | LONG_MODE | LONG_MODE_ACTIVE | NO_EXECUTE | FAST_SAVE;
+    if value & !known != 0 || (cr0 & PAGING != 0 && (old ^ value) & LONG_MODE != 0) {
+        return None;
+    }
+    Some(value & !LONG_MODE_ACTIVE | old & LONG_MODE_ACTIVE)
+}
+
+/// Whether all eight fields are memory types (volume 2, section 7.8.1).
+#[must_use]
+pub fn is_page_attribute_table(value: u64) -> bool {
+    value.to_le_bytes().iter().all(|kind| matches!(kind, 0 | 1 | 4..=7))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,6 +117,28 @@ mod tests {
         for register in [0x1a0, 0x802, 0xc000_0103, u32::MAX] {
             assert_eq!(read(register, 0), None);
             assert_eq!(write(register, 0, 0), Write::Refused);
+        }
+    }
+
+    #[test]
+    fn long_mode_is_turned_on_before_paging_and_virtualization_never() {
+        const PAGING: u64 = 1 << 31;
+        assert_eq!(efer(0, 0x901, 0), Some(0x901));
+        assert_eq!(efer(0x500, 0x101, PAGING), Some(0x501), "the processor's bit stays");
+        assert_eq!(efer(0x500, 0x401, PAGING), None);
+        assert_eq!(efer(0, 0x100, PAGING), None);
+        assert_eq!(efer(0, 1 << 12, 0), None);
+        assert_eq!(efer(0, 1 << 63, 0), None);
+    }
+
+    #[test]
+    fn a_page_attribute_table_has_memory_types_only() {
+        assert!(is_page_attribute_table(0x0007_0406_0007_0406));
+        assert!(is_page_attribute_table(0x0100_0501_0007_0406));
+        for place in 0..8 {
+            for kind in [2_u64, 3, 8, 0x80] {
+                assert!(!is_page_attribute_table(kind << (8 * place)), "{kind} at {place}");
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! `hvm_op`: the parameters of a domain.
 //!
 //! A [`Parameters`] tells a guest where its console is. There is a page for a store and no
-//! port, which tells the guest that nobody answers there. What a guest writes is kept,
+//! port, which tells the guest that there is none: one that asks all the same is told that
+//! nothing is there. What a guest writes is kept,
 //! where it may write.
 
 use super::view::View;

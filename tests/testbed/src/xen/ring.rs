@@ -1,10 +1,11 @@
-//! The other end of a guest's console ring.
+//! The other end of a guest's console ring, and of its store's.
 //!
 //! A page is shared with a guest, which may write anything to it at any moment. [`drain`]
-//! takes what the guest has put into its console. Counters run on past the ring's size
-//! and start again at zero, so they are subtracted modulo 2^32.
+//! takes what the guest has put into its console. [`refuse`] answers each request to the
+//! store that it has nothing of that name. Counters run on past a ring's size and start
+//! again at zero, so they are subtracted modulo 2^32.
 //!
-//! Source: Xen's public header `io/console.h`.
+//! Source: Xen's public headers `io/console.h` and `io/xs_wire.h`.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -19,6 +20,21 @@ const OUTPUT_BYTES: u32 = 2048;
 const OUTPUT_TAKEN: usize = 3080;
 const OUTPUT_PUT: usize = 3084;
 
+/// The store: requests, and replies.
+const REQUESTS: usize = 0;
+const REPLIES: usize = 1024;
+/// Bytes of each.
+const STORE_BYTES: u32 = 1024;
+const REQUESTS_TAKEN: usize = 2048;
+const REQUESTS_PUT: usize = 2052;
+const REPLIES_TAKEN: usize = 2056;
+const REPLIES_PUT: usize = 2060;
+/// Bytes of a message's head: type, request, transaction, length.
+const MESSAGE: u32 = 16;
+/// The type of a reply that says no, and what it says.
+const ERROR: u32 = 16;
+const NO_ENTRY: &[u8] = b"ENOENT\0";
+
 /// The word that byte `at` is in, and by how many bits it is shifted.
 fn word(page: &Page, at: usize) -> Option<(&AtomicU64, usize)> {
     Some((page.get(at / 8)?, at % 8 * 8))
@@ -26,6 +42,10 @@ fn word(page: &Page, at: usize) -> Option<(&AtomicU64, usize)> {
 
 fn byte(page: &Page, at: usize) -> u8 {
     word(page, at).map_or(0, |(word, shift)| (word.load(Ordering::Acquire) >> shift) as u8)
+}
+
+fn set_byte(page: &Page, at: usize, value: u8) {
+    set(page, at, u64::from(value), 0xff);
 }
 
 fn counter(page: &Page, at: usize) -> u32 {
@@ -46,9 +66,9 @@ fn set(page: &Page, at: usize, value: u64, mask: u64) {
     }
 }
 
-/// Where in the page the byte at this count lies.
-const fn place(count: u32) -> usize {
-    OUTPUT + (count % OUTPUT_BYTES) as usize
+/// Where in the page the byte at this count of a ring lies.
+const fn place(ring: usize, count: u32, bytes: u32) -> usize {
+    ring + (count % bytes) as usize
 }
 
 /// Take all console output and show it in pieces.
@@ -61,7 +81,7 @@ pub fn drain(page: &Page, mut show: impl FnMut(&[u8])) {
         let mut piece = [0; 256];
         let mut length = 0;
         for slot in piece.iter_mut().take(left as usize) {
-            *slot = byte(page, place(taken));
+            *slot = byte(page, place(OUTPUT, taken, OUTPUT_BYTES));
             taken = taken.wrapping_add(1);
             length += 1;
         }
@@ -70,6 +90,46 @@ pub fn drain(page: &Page, mut show: impl FnMut(&[u8])) {
     }
     fence(Ordering::SeqCst);
     set_counter(page, OUTPUT_TAKEN, put);
+}
+
+/// Answer all requests to the store with "no such entry".
+///
+/// A request that is not whole yet waits for its rest, and one whose reply finds no room
+/// for the guest to read replies.
+pub fn refuse(page: &Page) {
+    // Each turn takes a request of at least 16 bytes from a ring of 1024.
+    for _ in 0..STORE_BYTES / MESSAGE {
+        let taken = counter(page, REQUESTS_TAKEN);
+        let waiting = counter(page, REQUESTS_PUT).wrapping_sub(taken);
+        if !(MESSAGE..=STORE_BYTES).contains(&waiting) {
+            return;
+        }
+        let field = |offset: u32| {
+            let bytes = [0, 1, 2, 3].map(|index: u32| {
+                let at = taken.wrapping_add(offset).wrapping_add(index);
+                byte(page, place(REQUESTS, at, STORE_BYTES))
+            });
+            u32::from_le_bytes(bytes)
+        };
+        let (request, transaction, length) = (field(4), field(8), field(12));
+        let whole = length.saturating_add(MESSAGE);
+        let mut put = counter(page, REPLIES_PUT);
+        let used = put.wrapping_sub(counter(page, REPLIES_TAKEN));
+        let needed = MESSAGE + NO_ENTRY.len() as u32;
+        let room = STORE_BYTES.checked_sub(used).is_some_and(|room| room >= needed);
+        if whole > waiting || !room {
+            return;
+        }
+        let head = [ERROR, request, transaction, NO_ENTRY.len() as u32];
+        let reply = head.into_iter().flat_map(u32::to_le_bytes).chain(NO_ENTRY.iter().copied());
+        for value in reply {
+            set_byte(page, place(REPLIES, put, STORE_BYTES), value);
+            put = put.wrapping_add(1);
+        }
+        fence(Ordering::SeqCst);
+        set_counter(page, REPLIES_PUT, put);
+        set_counter(page, REQUESTS_TAKEN, taken.wrapping_add(whole));
+    }
 }
 
 #[cfg(test)]
@@ -96,7 +156,7 @@ mod tests {
         for start in [0, 2040, u32::MAX - 3] {
             set_counter(&page, OUTPUT_TAKEN, start);
             for (index, value) in (0_u32..).zip(b"0123456789") {
-                set(&page, place(start.wrapping_add(index)), u64::from(*value), 0xff);
+                set_byte(&page, place(OUTPUT, start.wrapping_add(index), OUTPUT_BYTES), *value);
             }
             set_counter(&page, OUTPUT_PUT, start.wrapping_add(10));
             assert_eq!(drained(&page), b"0123456789", "from {start}");
@@ -113,15 +173,69 @@ mod tests {
         assert_eq!(counter(&page, OUTPUT_TAKEN), u32::MAX);
     }
 
+    /// Put a request into the ring.
+    fn ask(page: &Page, request: u32, body: &[u8]) {
+        let mut put = counter(page, REQUESTS_PUT);
+        let head = [2, request, 7, body.len() as u32];
+        for value in head.into_iter().flat_map(u32::to_le_bytes).chain(body.iter().copied()) {
+            set_byte(page, place(REQUESTS, put, STORE_BYTES), value);
+            put = put.wrapping_add(1);
+        }
+        set_counter(page, REQUESTS_PUT, put);
+    }
+
+    #[test]
+    fn every_request_to_the_store_is_answered_in_order() {
+        let page = page();
+        let mut read = 0;
+        for round in 0..100 {
+            ask(&page, 2 * round, b"vm\0");
+            ask(&page, 2 * round + 1, b"domid\0");
+            refuse(&page);
+            refuse(&page);
+            for request in [2 * round, 2 * round + 1] {
+                let reply: Vec<u8> = (0..23)
+                    .map(|index| byte(&page, place(REPLIES, read + index, STORE_BYTES)))
+                    .collect();
+                assert_eq!(reply[4..8], request.to_le_bytes());
+                assert_eq!((reply[0], &reply[16..]), (16, b"ENOENT\0".as_slice()));
+                read += 23;
+            }
+            assert_eq!(counter(&page, REPLIES_PUT), read);
+            set_counter(&page, REPLIES_TAKEN, read);
+        }
+    }
+
+    #[test]
+    fn a_request_waits_for_its_rest_and_a_reply_for_room() {
+        let page = page();
+        let replies = || counter(&page, REPLIES_PUT);
+        ask(&page, 1, b"abc");
+        set_counter(&page, REQUESTS_PUT, 18);
+        refuse(&page);
+        assert_eq!(replies(), 0);
+        set_counter(&page, REQUESTS_PUT, 19);
+        set_counter(&page, REPLIES_PUT, 1002);
+        refuse(&page);
+        assert_eq!(replies(), 1002);
+        set_counter(&page, REPLIES_TAKEN, 1);
+        refuse(&page);
+        assert_eq!(replies(), 1025);
+    }
+
     proptest! {
         #[test]
         fn a_page_of_anything_neither_panics_nor_hangs(
             words in proptest::collection::vec(any::<u64>(), 512),
+            put: u32,
         ) {
             let page = page();
             for (to, from) in page.iter().zip(words) {
                 to.store(from, Ordering::Relaxed);
             }
+            let taken = counter(&page, REQUESTS_TAKEN);
+            set_counter(&page, REQUESTS_PUT, taken.wrapping_add(put % 1025));
+            refuse(&page);
             prop_assert!(drained(&page).len() <= 2048);
         }
     }

@@ -16,6 +16,7 @@ use iommu_vtd::Guarded;
 use p2m::PageKind;
 use testbed::audit::Audit;
 use testbed::words::{self, OutOfPage};
+use testbed::xen::{Bytes, Fault};
 
 use super::guest::{NotMapped, untouched};
 use super::page_info::PageInfo;
@@ -56,6 +57,8 @@ pub(crate) struct Caller<'h, T, I, W = ()> {
     pub(crate) tlb: T,
     /// Flushes its devices.
     pub(crate) iotlb: I,
+    /// Where the addresses it passes lead.
+    pub(crate) memory: &'h dyn Bytes,
     /// Hears of pages.
     pub(crate) watcher: &'h W,
 }
@@ -91,11 +94,11 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, W: Watcher> Domain for Caller<'_, T, I, W> 
     }
 
     fn copy_from_guest(&self, address: GuestAddress, bytes: &mut [u8]) -> Result<(), GuestFault> {
-        self.guest.read(address, bytes)
+        self.memory.read(address.0, bytes).map_err(|Fault| GuestFault)
     }
 
     fn copy_to_guest(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
-        self.guest.write(address, bytes)
+        self.memory.write(address.0, bytes).map_err(|Fault| GuestFault)
     }
 
     fn with_granter<A>(

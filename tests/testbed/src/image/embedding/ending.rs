@@ -128,7 +128,7 @@ impl Hypervisor {
         }
         ensure!(guest.dma.devices() == 0, "{} devices are left", guest.dma.devices());
         let (tlb, iotlb) = (self.tlb(guest), self.iotlb(guest));
-        let caller = Caller { hypervisor: self, guest, tlb, iotlb, watcher: &() };
+        let caller = Caller { hypervisor: self, guest, tlb, iotlb, memory: guest, watcher: &() };
         let mut from = 0;
         loop {
             match release_all(&caller, from) {

@@ -7,7 +7,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use flush::Gfn;
 use gnttab::{GuestAddress, GuestFault};
+use stage2::Access;
 use testbed::words::merge;
+use testbed::xen::{Bytes, Fault};
 
 use super::Guest;
 use crate::memory::{self, Words};
@@ -21,7 +23,7 @@ impl Guest {
     /// # Errors
     /// [`GuestFault`] where nothing is mapped, or past the end of the space.
     pub(crate) fn read(&self, address: GuestAddress, bytes: &mut [u8]) -> Result<(), GuestFault> {
-        let mut place = Place::at(address);
+        let mut place = Place::at(address, Access::READ);
         let mut left = bytes;
         while !left.is_empty() {
             let (word, start) = place.word(self)?;
@@ -38,9 +40,10 @@ impl Guest {
     /// Write `bytes` at `address`.
     ///
     /// # Errors
-    /// As [`read`](Self::read); what came before the fault is written.
+    /// As [`read`](Self::read), and where the guest may not write itself; what came before
+    /// the fault is written.
     pub(crate) fn write(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
-        let mut place = Place::at(address);
+        let mut place = Place::at(address, Access::WRITE);
         let mut left = bytes;
         while !left.is_empty() {
             let (word, start) = place.word(self)?;
@@ -54,15 +57,28 @@ impl Guest {
     }
 }
 
+impl Bytes for Guest {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        Self::read(self, GuestAddress(address), bytes).map_err(|GuestFault| Fault)
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        Self::write(self, GuestAddress(address), bytes).map_err(|GuestFault| Fault)
+    }
+}
+
 /// Where a copy has got to; the page is looked up once.
 struct Place {
     address: u64,
     page: Option<(Gfn, &'static Words)>,
+    /// What the guest itself must be allowed. The hypervisor's view of a page is writable
+    /// in any case, so nothing else would stop a guest from having it written.
+    needed: Access,
 }
 
 impl Place {
-    const fn at(address: GuestAddress) -> Self {
-        Self { address: address.0, page: None }
+    const fn at(address: GuestAddress, needed: Access) -> Self {
+        Self { address: address.0, page: None, needed }
     }
 
     /// The word at this place, and the first byte of it.
@@ -72,6 +88,9 @@ impl Place {
             Some((known, words)) if known == gfn => words,
             Some(_) | None => {
                 let mapping = guest.lookup(gfn).ok_or(GuestFault)?;
+                if !mapping.access.allows(self.needed) {
+                    return Err(GuestFault);
+                }
                 memory::words(mapping.mfn).ok_or(GuestFault)?
             }
         };

@@ -147,11 +147,11 @@ impl Hypervisor {
     }
 
     /// Flush what an edit of the hypervisor's own recorded; its page comes out.
-    fn flush(
+    pub(super) fn flush<P>(
         &self,
         guest: &Guest,
-        batch: &mut Batch<Mfn, 1>,
-    ) -> Result<Option<Released<Mfn>>, Failure> {
+        batch: &mut Batch<P, 1>,
+    ) -> Result<Option<Released<P>>, Failure> {
         let (tlb, iotlb) = (self.tlb(guest), self.iotlb(guest));
         let mut flushed = match batch.flush(&Hardware { tlb: &tlb, iotlb: &iotlb }) {
             Ok(flushed) => flushed,

@@ -15,6 +15,7 @@ mod life;
 mod lock;
 mod memory;
 mod page_info;
+mod pages;
 mod storage;
 
 pub(crate) use activity::Activity;
@@ -25,3 +26,4 @@ pub(crate) use iommu::{Iommu, VtdUnit};
 pub(crate) use lock::Lock;
 pub(crate) use memory::Memory;
 pub(crate) use page_info::PageInfo;
+pub(crate) use pages::PageNotMoved;

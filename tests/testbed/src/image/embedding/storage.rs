@@ -3,6 +3,8 @@
 //! What guests see lives in frames of its own. What they must not reach (active
 //! entries, handles) comes from pools in the image: there is no heap.
 
+use core::cell::Cell;
+
 use arrayvec::ArrayVec;
 use flush::{Gfn, Mfn};
 use gnttab::{
@@ -11,6 +13,7 @@ use gnttab::{
 };
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 
+use super::page_info::PageInfo;
 use crate::memory;
 
 /// Shared frames of one table at most: 512 grants each.
@@ -35,10 +38,27 @@ fn take<T>(pool: &'static [SpinMutex<T>]) -> Result<&'static mut T, NoMemory> {
     pool.iter().find_map(SpinMutex::try_lock).map(SpinMutexGuard::leak).ok_or(NoMemory)
 }
 
+/// A frame that its guest sees.
+struct Seen<T: 'static> {
+    frame: Mfn,
+    words: &'static T,
+    /// Where the guest has it.
+    at: Cell<Option<Gfn>>,
+}
+
+impl<T> Seen<T> {
+    /// A new frame. The table counts it for ever, whatever the guest does with its own view.
+    fn new(frame: Mfn, words: Option<&'static T>) -> Result<Self, NoMemory> {
+        let words = words.ok_or(NoMemory)?;
+        PageInfo::of(frame).and_then(|info| info.take(false).ok()).ok_or(NoMemory)?;
+        Ok(Self { frame, words, at: Cell::new(None) })
+    }
+}
+
 /// The pages of one domain's grant table.
 pub(crate) struct Grants {
-    shared: ArrayVec<(Mfn, &'static SharedPage), GRANT_FRAMES>,
-    status: ArrayVec<(Mfn, &'static StatusPage), STATUS_FRAMES>,
+    shared: ArrayVec<Seen<SharedPage>, GRANT_FRAMES>,
+    status: ArrayVec<Seen<StatusPage>, STATUS_FRAMES>,
     active: ArrayVec<&'static mut ActivePage, ACTIVE_PAGES>,
 }
 
@@ -51,26 +71,49 @@ impl Grants {
             active: ArrayVec::new_const(),
         }
     }
+
+    /// Note where the guest has a frame; where it had it before.
+    pub(crate) fn note(&self, frame: TableFrame, at: Option<Gfn>) -> Option<Gfn> {
+        self.place(frame)?.replace(at)
+    }
+
+    /// Whatever the guest had at this number, it has no more.
+    pub(crate) fn lost(&self, gfn: Gfn) {
+        let shared = self.shared.iter().map(|seen| &seen.at);
+        let status = self.status.iter().map(|seen| &seen.at);
+        for at in shared.chain(status).filter(|at| at.get() == Some(gfn)) {
+            at.set(None);
+        }
+    }
+
+    fn place(&self, frame: TableFrame) -> Option<&Cell<Option<Gfn>>> {
+        Some(match frame {
+            TableFrame::Shared(page) => &self.shared.get(page)?.at,
+            TableFrame::Status(page) => &self.status.get(page)?.at,
+        })
+    }
 }
 
 /// The frames of status words stay taken: see [`memory::allocate_statuses`]. So do the pages
 /// of the pools.
 impl Drop for Grants {
     fn drop(&mut self) {
-        for (frame, _) in &self.shared {
-            // The allocator refuses what is not its own; such a frame goes nowhere.
-            memory::release(*frame).ok();
+        for Seen { frame, .. } in &self.shared {
+            if PageInfo::of(*frame).is_some_and(|info| info.drop_one(false)) {
+                // The allocator refuses what is not its own; such a frame goes nowhere.
+                memory::release(*frame).ok();
+            }
         }
     }
 }
 
 impl GrantStorage for Grants {
     fn shared(&self, page: usize) -> Option<&SharedPage> {
-        self.shared.get(page).map(|(_, words)| *words)
+        self.shared.get(page).map(|seen| seen.words)
     }
 
     fn status(&self, page: usize) -> Option<&StatusPage> {
-        self.status.get(page).map(|(_, words)| *words)
+        self.status.get(page).map(|seen| seen.words)
     }
 
     fn active(&mut self, page: usize) -> Option<&mut ActivePage> {
@@ -81,12 +124,12 @@ impl GrantStorage for Grants {
         if page < self.shared.len() {
             return Ok(());
         }
+        if self.shared.is_full() {
+            return Err(NoMemory);
+        }
         let frame = memory::allocate().map_err(|_| NoMemory)?;
-        let words = memory::words(frame).ok_or(NoMemory)?;
-        self.shared.try_push((frame, words)).map_err(|_| {
-            memory::release(frame).ok();
-            NoMemory
-        })
+        self.shared.push(Seen::new(frame, memory::words(frame))?);
+        Ok(())
     }
 
     fn add_status(&mut self, page: usize) -> Result<(), NoMemory> {
@@ -97,8 +140,7 @@ impl GrantStorage for Grants {
             return Err(NoMemory);
         }
         let frame = memory::allocate_statuses().map_err(|_| NoMemory)?;
-        let words = memory::statuses(frame).ok_or(NoMemory)?;
-        self.status.push((frame, words));
+        self.status.push(Seen::new(frame, memory::statuses(frame))?);
         Ok(())
     }
 
@@ -115,25 +157,24 @@ impl GrantStorage for Grants {
 
     fn frame(&self, frame: TableFrame) -> Option<Mfn> {
         match frame {
-            TableFrame::Shared(page) => self.shared.get(page).map(|(frame, _)| *frame),
-            TableFrame::Status(page) => self.status.get(page).map(|(frame, _)| *frame),
+            TableFrame::Shared(page) => self.shared.get(page).map(|seen| seen.frame),
+            TableFrame::Status(page) => self.status.get(page).map(|seen| seen.frame),
         }
     }
 
-    // The guests of this image write their tables through the hypervisor.
-    fn mapped_at(&self, _: TableFrame) -> Option<Gfn> {
-        None
+    fn mapped_at(&self, frame: TableFrame) -> Option<Gfn> {
+        self.place(frame)?.get()
     }
 
-    fn status_mapped(&self, _: usize) -> bool {
-        false
+    fn status_mapped(&self, page: usize) -> bool {
+        self.mapped_at(TableFrame::Status(page)).is_some()
     }
 
     // Kept, and used again when the table has status words again: a frame of 16-bit words
     // cannot become one of 64-bit words.
     fn remove_status(&mut self, page: usize) {
-        if let Some((_, words)) = self.status.get(page) {
-            for word in *words {
+        if let Some(seen) = self.status.get(page) {
+            for word in seen.words {
                 word.store(0, core::sync::atomic::Ordering::SeqCst);
             }
         }

@@ -229,6 +229,7 @@ impl World {
                 flushes: &self.audit.iotlb,
                 before: before_flush,
             },
+            memory: guest,
             watcher: &self.audit,
         };
         Ok(action(&caller))
