@@ -34,10 +34,21 @@ impl Expected {
 pub(crate) enum Processors {
     /// One, of QEMU's default sort.
     One,
-    /// Three that run guests: SVM with nested paging. They take turns.
+    /// One that runs guests: SVM with nested paging.
+    OneWithGuests,
+    /// Three that run guests. They take turns.
     ThreeWithGuests,
     /// The same, at the same time: on as many threads.
     ThreeInParallel,
+}
+
+/// A guest that a case runs, of the package `quiesce-guests`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Guest {
+    /// The one whose command line says what it does.
+    Guest,
+    /// The one of 32-bit code, as a 32-bit object.
+    Narrow,
 }
 
 /// One boot of the testbed.
@@ -49,6 +60,10 @@ pub(crate) struct Case {
     pub(crate) about: &'static str,
     /// What processors the machine has.
     pub(crate) processors: Processors,
+    /// Its memory, in MiB.
+    pub(crate) memory: u64,
+    /// The boot module, where there is one.
+    pub(crate) module: Option<Guest>,
     /// Further properties of `-device intel-iommu`, such as `caching-mode=on`.
     pub(crate) iommu: &'static str,
     /// Further words of the command line, as `key=value`.
@@ -65,6 +80,8 @@ impl Case {
             name,
             about,
             processors: Processors::One,
+            memory: 256,
+            module: None,
             iommu: "",
             words: "",
             expected: Expected::Pass,
@@ -84,6 +101,13 @@ impl Case {
 
     pub(crate) const fn iommu(mut self, properties: &'static str) -> Self {
         self.iommu = properties;
+        self
+    }
+
+    /// Runs `guest`, on one processor.
+    const fn alone(mut self, guest: Guest) -> Self {
+        self.processors = Processors::OneWithGuests;
+        self.module = Some(guest);
         self
     }
 
@@ -180,6 +204,16 @@ pub(crate) const CASES: &[Case] = &[
         .guests(),
     Case::new("granter-destroyed-in-mid-batch", "the granter ends before the flush of an unmap")
         .guests(),
+    Case::new("guest-probe", "a guest of the PVH protocol gets what it asks of Xen's interface")
+        .alone(Guest::Guest)
+        .words("-- role=probe"),
+    Case::new("guest-initial", "the same as the first domain: no console ring, no store")
+        .alone(Guest::Guest)
+        .words("initial=1 -- role=probe"),
+    Case::new("guest-narrow", "a 32-bit guest, on every sort of page tables and on none")
+        .alone(Guest::Narrow),
+    Case::new("guest-ends", "reboot, a triple fault and a halt end the guest, each in its way")
+        .alone(Guest::Guest),
     Case::new("error-is-a-failure", "a case that returns an error fails").must_fail(),
     Case::new("panic-is-a-failure", "a case that panics fails").must_fail(),
     Case::new("trap-is-a-failure", "an unexpected trap fails the case").must_fail(),

@@ -69,7 +69,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match run(Cli::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -77,21 +77,22 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Result<()> {
+fn run(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Demo(arguments) => demo::run(&arguments),
-        Command::Test(arguments) => test::run(&arguments),
-        Command::Qemu(arguments) => qemu::run(&arguments),
-        Command::Bochs(arguments) => bochs::run(&arguments),
-        Command::Bench(arguments) => bench::run(&arguments),
-        Command::Walks(arguments) => walks::run(&arguments),
-        Command::Simulate(arguments) => simulate::run(&arguments),
-        Command::Lint => lint::run(),
+        Command::Demo(arguments) => demo::run(&arguments)?,
+        Command::Test(arguments) => test::run(&arguments)?,
+        Command::Qemu(arguments) => return qemu::run(&arguments),
+        Command::Bochs(arguments) => bochs::run(&arguments)?,
+        Command::Bench(arguments) => bench::run(&arguments)?,
+        Command::Walks(arguments) => walks::run(&arguments)?,
+        Command::Simulate(arguments) => simulate::run(&arguments)?,
+        Command::Lint => lint::run()?,
         Command::Ci => {
             test::run(&test::Arguments { repeat: 1 })?;
-            lint::run()
+            lint::run()?;
         }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use crate::progress::Steps;
 use crate::records::{self, Record};
 use crate::tools::{self, Tool};
 
+mod guest;
 mod trace;
 
 pub(crate) use trace::Trace;
@@ -37,6 +38,8 @@ pub(crate) struct Arguments {
     /// Print the names of the cases and what each shows, and run nothing
     #[arg(long)]
     list: bool,
+    #[command(flatten)]
+    guest: guest::GuestArguments,
     /// The cases to run; all of them if none is named
     #[arg(value_name = "CASE", value_parser = PossibleValuesParser::new(cases::names()))]
     cases: Vec<String>,
@@ -84,14 +87,17 @@ pub(crate) struct Testbed {
     folder: PathBuf,
 }
 
-/// Lists the cases, or runs the named ones.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+/// Lists the cases, or runs the named ones, or a guest, as which it ends then.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    if let Some(code) = guest::run(&arguments.guest) {
+        return Ok(code);
+    }
     if arguments.list {
         let width = cases::names().map(str::len).max().unwrap_or(0);
         for case in CASES {
             println!("{:width$}  {}", case.name, case.about);
         }
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     let chosen = |case: &&Case| {
         arguments.cases.is_empty() || arguments.cases.iter().any(|name| name == case.name)
@@ -104,7 +110,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         tally.failed,
         chosen.len()
     );
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Boots `cases` in QEMU, printing each by name as cargo prints a test.
@@ -210,6 +216,9 @@ impl Testbed {
             File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         File::create(&trace).with_context(|| format!("cannot write {}", trace.display()))?;
         let mut command = machine(&self.image, &trace, case);
+        if let Some(guest) = case.module {
+            command.arg("-initrd").arg(guest::build(guest, &self.folder)?);
+        }
         let words = format!("case={} {words}", case.name);
         command.arg("-append").arg(words.trim_end());
         command.stdout(output.try_clone()?).stderr(output);
@@ -307,15 +316,17 @@ fn machine(image: &Path, trace: &Path, case: &Case) -> Command {
     }
     // Processors that share one thread take turns: then none waits for long, however busy
     // this machine is.
-    const GUESTS: &[&str] = &["-smp", "3", "-cpu", "max,+svm"];
+    const ONE: &[&str] = &["-cpu", "max,+svm"];
+    const THREE: &[&str] = &["-smp", "3", "-cpu", "max,+svm"];
     let (threads, processors) = match case.processors {
         Processors::One => ("tcg,thread=single", &[][..]),
-        Processors::ThreeWithGuests => ("tcg,thread=single", GUESTS),
-        Processors::ThreeInParallel => ("tcg,thread=multi", GUESTS),
+        Processors::OneWithGuests => ("tcg,thread=single", ONE),
+        Processors::ThreeWithGuests => ("tcg,thread=single", THREE),
+        Processors::ThreeInParallel => ("tcg,thread=multi", THREE),
     };
     let mut command = checkout::command(Tool::Qemu.program());
     command
-        .args(["-accel", threads, "-machine", "q35", "-m", "256"])
+        .args(["-accel", threads, "-machine", "q35", "-m", &case.memory.to_string()])
         .args(["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"])
         .args(["-serial", "stdio"])
         .args(processors)

@@ -7,6 +7,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use spin::Once;
+use testbed::xen::Shutdown;
 
 use crate::arch;
 use crate::port::Port;
@@ -16,6 +17,10 @@ use crate::say;
 const PASS: u8 = 0x10;
 /// Exit status 35.
 const FAIL: u8 = 0x11;
+/// Exit statuses 65, 67 and 71: what a guest that ran alone did.
+const GUEST_OFF: u8 = 0x20;
+const GUEST_REBOOT: u8 = 0x21;
+const GUEST_CRASH: u8 = 0x23;
 
 /// The case that is running.
 static NAME: Once<&'static str> = Once::new();
@@ -45,6 +50,15 @@ pub(crate) fn failed(why: fmt::Arguments<'_>) -> ! {
         say!("FAIL {}: a second failure while reporting the verdict", case());
     }
     leave(FAIL)
+}
+
+/// Leave as the only guest did. Nothing is printed: what was shown is all the guest's.
+pub(crate) fn guest(how: Shutdown) -> ! {
+    leave(match how {
+        Shutdown::PowerOff => GUEST_OFF,
+        Shutdown::Reboot => GUEST_REBOOT,
+        Shutdown::Crash => GUEST_CRASH,
+    })
 }
 
 fn case() -> &'static str {

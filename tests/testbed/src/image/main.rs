@@ -33,6 +33,7 @@ mod serial;
 mod svm;
 mod vmx;
 mod world;
+mod xen;
 
 use core::panic::PanicInfo;
 

@@ -9,6 +9,7 @@ mod calls;
 mod demo;
 mod devices;
 mod endings;
+mod guests;
 mod kicks;
 mod lies;
 mod life;
@@ -339,6 +340,30 @@ static CASES: &[Case] = &[
         run: life::granter_ends,
     },
     Case {
+        name: "guest-probe",
+        expect: Expect::Pass,
+        summary: "the boot module, a guest, turns itself off",
+        run: guests::turns_off,
+    },
+    Case {
+        name: "guest-initial",
+        expect: Expect::Pass,
+        summary: "the same as the first domain, with initial=1",
+        run: guests::turns_off,
+    },
+    Case {
+        name: "guest-narrow",
+        expect: Expect::Pass,
+        summary: "the same with a guest of 32-bit code",
+        run: guests::turns_off,
+    },
+    Case {
+        name: "guest-ends",
+        expect: Expect::Pass,
+        summary: "guests that end otherwise",
+        run: guests::ends,
+    },
+    Case {
         name: "error-is-a-failure",
         expect: Expect::Fail,
         summary: "a case that returns an error fails",
@@ -400,6 +425,10 @@ pub(crate) fn run(machine: &Machine) -> Result<(), Failure> {
         exit::name("list");
         list();
         return Ok(());
+    }
+    if wanted == "guest" {
+        exit::name("guest");
+        exit::guest(guests::alone(machine)?);
     }
     let Some(case) = CASES.iter().chain(vmx::CASES).find(|case| case.name == wanted) else {
         fail!("there is no case {wanted}: case=list prints all names");

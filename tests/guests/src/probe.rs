@@ -1,0 +1,142 @@
+//! Everything a small guest asks of the hypervisor, once.
+//!
+//! `role=probe end=WORD`: `end=reboot`, `end=crash`, `end=triple`, `end=halt` and
+//! `end=hang` end the guest in other ways than by turning it off.
+
+use core::sync::atomic::Ordering;
+
+use crate::arch::{self, Page, forced_cpuid, halves, words};
+use crate::grants::{self, Map, Unmap};
+use crate::say;
+use crate::start::Start;
+use crate::xen::{self, Reason, event_op, parameter};
+
+static SHARED_INFO: Page = Page::zero();
+static GRANTED: Page = Page::zero();
+static WINDOW: Page = Page::zero();
+
+/// Try all of it. What does not hold ends the guest with a line that says where.
+pub(crate) fn run(start: &Start) {
+    let found = xen::find();
+    let Some(found) = found else {
+        // Without hypercalls there is only a port to say it.
+        arch::write_port_string(0xe9, b"no hypervisor was found\n");
+        return;
+    };
+    say!("probe: version {:#x}, {} MiB", found.version, start.memory() >> 20);
+    assert!(start.is_sound(), "the start information has no magic number");
+    assert_eq!(xen::version(0), i64::from(found.version), "two versions");
+    let [flags, vcpu, domain, _] = arch::cpuid(found.base + 4);
+    assert_eq!(flags & 0x18, 0x18, "neither domain nor processor are named");
+    assert_eq!(vcpu, 0, "the first processor");
+    let domain = domain as u16;
+    assert_eq!(xen::call(63, [0; 4]), -38, "a call that does not exist");
+    assert_ne!(arch::cpuid(1)[2] >> 31, 0, "no sign of a hypervisor");
+    devices();
+    assert_eq!(forced_cpuid(), 1, "the prefix for forced emulation");
+    shared_info();
+    parameters(start);
+    events(domain);
+    grants(domain);
+    say!("probe: all is well");
+    end(start);
+}
+
+/// Ports, and memory where devices may be.
+fn devices() {
+    assert_eq!(arch::write_port_string(0x12, b"not shown"), 0, "a string was not written");
+    arch::write_port(0x80, 1);
+    assert_eq!(arch::read_port(0x71), 0xff, "a port without a device");
+    assert_eq!(arch::read_msr(0x1b), 0xfee0_0900, "the interrupt controller");
+    let controller = halves(0xfee00).map(|registers| registers[0x30 / 4].load(Ordering::SeqCst));
+    assert_eq!(controller.map(|version| version & 0xff), Some(0x14), "its version");
+    for gfn in [0xfec00, 0xfed00] {
+        let read = halves(gfn).map(|registers| registers[0].load(Ordering::SeqCst));
+        assert_eq!(read, Some(u32::MAX), "something is at {gfn:#x}");
+    }
+}
+
+fn shared_info() {
+    assert_eq!(xen::add_to_physmap(0, 0, SHARED_INFO.gfn()), 0, "shared information");
+    // The rate of the clock is not zero.
+    assert_ne!(SHARED_INFO.words()[7].load(Ordering::SeqCst), 0, "the clock");
+    assert_eq!(xen::add_to_physmap(0, 1, SHARED_INFO.gfn()), -22, "a second page of it");
+    assert_eq!(xen::add_to_physmap(4, 0, SHARED_INFO.gfn()), -38, "foreign memory");
+}
+
+fn parameters(start: &Start) {
+    const CONSOLE_PAGE: u32 = 17;
+    const CONSOLE_PORT: u32 = 18;
+    let (page, port) = (parameter(CONSOLE_PAGE), parameter(CONSOLE_PORT));
+    if start.is_initial() {
+        assert_eq!((page, port), (Some(0), Some(0)), "the first domain has no console ring");
+        return;
+    }
+    let (page, port) = (page.unwrap_or(0), port.unwrap_or(0) as u32);
+    let ring = halves(page).expect("a page for the console");
+    // Put: 3084, taken: 3080. The bytes are not shown: this guest has another console.
+    ring[1024 / 4].store(u32::from_le_bytes(*b"ring"), Ordering::SeqCst);
+    ring[3084 / 4].store(4, Ordering::SeqCst);
+    event_op(4, [port, 0, 0, 0, 0, 0]).expect("an event for the console");
+    assert_eq!(ring[3080 / 4].load(Ordering::SeqCst), 4, "the console was not read");
+    let entry = grants::show_table().min(0);
+    assert_eq!((entry, grants::look(0)), (0, page << 32 | 1), "the console's grant");
+}
+
+fn events(domain: u16) {
+    const SELF: u32 = 0x7ff0;
+    let [_, port, ..] = event_op(6, [SELF | SELF << 16, 0, 0, 0, 0, 0]).expect("a port that waits");
+    let [_, _, state, _, whose, _] =
+        event_op(5, [SELF, port, 9, 9, 9, 9]).expect("the state of a port");
+    assert_eq!((state, whose as u16), (1, domain), "a port that waits for its own domain");
+    let [_, _, other, ..] = event_op(0, [SELF, port, 0, 0, 0, 0]).expect("a port joined to it");
+    event_op(4, [other, 0, 0, 0, 0, 0]).expect("an event");
+    let pending = SHARED_INFO.words()[256].load(Ordering::SeqCst);
+    assert_eq!(pending, 1 << port, "the event is pending");
+    assert_eq!(SHARED_INFO.words()[0].load(Ordering::SeqCst) & 0xff, 1, "and says so");
+    event_op(3, [port, 0, 0, 0, 0, 0]).expect("a port to close");
+}
+
+fn grants(domain: u16) {
+    const REFERENCE: usize = 8;
+    assert_eq!(grants::set_version(1), 0, "version 1");
+    assert_eq!(grants::show_table(), 0, "the table");
+    GRANTED.words()[5].store(0x1234_5678, Ordering::SeqCst);
+    grants::grant(REFERENCE, domain, GRANTED.gfn());
+    let mut map = [Map {
+        address: arch::address_of(&WINDOW),
+        flags: grants::HOST_MAP,
+        reference: REFERENCE as u32,
+        domain,
+        status: 1,
+        ..Map::default()
+    }];
+    assert_eq!((grants::map(&mut map), map[0].status), (0, 0), "a map of an own grant");
+    assert!(grants::is_in_use(REFERENCE) && !grants::revoke(REFERENCE), "it is in use");
+    assert_eq!(WINDOW.words()[5].load(Ordering::SeqCst), 0x1234_5678, "what was granted");
+    let mut unmap = [Unmap::of(&map[0])];
+    assert_eq!((grants::unmap(&mut unmap), unmap[0].status), (0, 0), "an unmap");
+    assert!(!grants::is_in_use(REFERENCE) && grants::revoke(REFERENCE), "it is not in use");
+    // Nothing is there any more, and what is read is not what was granted.
+    let read = words(WINDOW.gfn()).map(|words| words[5].load(Ordering::SeqCst));
+    assert_eq!(read, Some(u64::MAX), "the window after the unmap");
+    assert_eq!(grants::set_version(2), 0, "version 2");
+    assert_eq!(grants::set_version(1), 0, "version 1 again");
+}
+
+/// End as the command line says.
+fn end(start: &Start) {
+    if start.has_word("end=reboot") {
+        xen::shut_down(Reason::Reboot);
+    } else if start.has_word("end=crash") {
+        xen::shut_down(Reason::Crash);
+    } else if start.has_word("end=triple") {
+        arch::triple_fault();
+    } else if start.has_word("end=halt") {
+        arch::halt();
+    } else if start.has_word("end=hang") {
+        loop {
+            xen::give_way();
+        }
+    }
+}
