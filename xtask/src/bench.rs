@@ -7,6 +7,7 @@
 mod callgrind;
 mod peers;
 mod teardown;
+mod testbed;
 
 use std::path::Path;
 
@@ -44,6 +45,9 @@ pub(crate) struct Arguments {
     /// Do the same work on the page tables of other crates instead, side by side
     #[arg(long, conflicts_with_all = ["walks", "policies", "combining", "teardown"])]
     peers: bool,
+    /// Let two guests give grants back in QEMU instead, in three manners
+    #[arg(long, conflicts_with_all = ["walks", "policies", "combining", "teardown", "peers"])]
+    testbed: bool,
 }
 
 /// The program that is measured: it takes a row's name, prints `@ unmap grants=N` for the grants
@@ -74,6 +78,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if arguments.policies {
         return policies::compare(arguments.json);
+    }
+    if arguments.testbed {
+        return testbed::run(arguments.json);
     }
     tools::ensure(Tool::Valgrind)?;
     if arguments.teardown {

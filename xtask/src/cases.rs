@@ -72,6 +72,8 @@ pub(crate) struct Case {
     pub(crate) expected: Expected,
     /// How long the boot may take.
     pub(crate) limit: Duration,
+    /// Whether it runs only when it is named.
+    pub(crate) only_by_name: bool,
 }
 
 impl Case {
@@ -86,6 +88,7 @@ impl Case {
             words: "",
             expected: Expected::Pass,
             limit: Duration::from_secs(30),
+            only_by_name: false,
         }
     }
 
@@ -111,8 +114,22 @@ impl Case {
         self
     }
 
+    /// Runs two of the guests, on three processors.
+    const fn together(mut self) -> Self {
+        self.processors = Processors::ThreeWithGuests;
+        self.module = Some(Guest::Guest);
+        self
+    }
+
     const fn words(mut self, words: &'static str) -> Self {
         self.words = words;
+        self
+    }
+
+    /// Takes long, and so runs only when it is named.
+    const fn takes_long(mut self) -> Self {
+        self.limit = Duration::from_secs(1200);
+        self.only_by_name = true;
         self
     }
 
@@ -214,6 +231,18 @@ pub(crate) const CASES: &[Case] = &[
         .alone(Guest::Narrow),
     Case::new("guest-ends", "reboot, a triple fault and a halt end the guest, each in its way")
         .alone(Guest::Guest),
+    Case::new("guest-scribbles", "guests that ask for anything bring nobody down but themselves")
+        .alone(Guest::Guest),
+    Case::new("two-guests", "two guests: 200 batches mapped and given back, with a device writing")
+        .together()
+        .words("-- batches=200 seed=1"),
+    Case::new("guest-bench", "what giving back costs two guests, in three manners")
+        .together()
+        .words("-- bench"),
+    Case::new("soak", "two guests, 10,000 batches; it takes long and runs only if named")
+        .together()
+        .words("-- batches=10000 seed=2")
+        .takes_long(),
     Case::new("error-is-a-failure", "a case that returns an error fails").must_fail(),
     Case::new("panic-is-a-failure", "a case that panics fails").must_fail(),
     Case::new("trap-is-a-failure", "an unexpected trap fails the case").must_fail(),
@@ -248,6 +277,11 @@ pub(crate) const BOCHS: &[Case] = &[
 /// The boot that prints the testbed's own list.
 pub(crate) const fn list() -> Case {
     Case::new("list", "the names of all cases")
+}
+
+/// The cases that run when none is named.
+pub(crate) fn ordinary() -> impl Iterator<Item = &'static Case> {
+    CASES.iter().filter(|case| !case.only_by_name)
 }
 
 /// The names of all cases that boot in QEMU.

@@ -33,9 +33,10 @@ const CHECKS: &[Check] = &[
         },
     },
     Check {
-        name: "clippy, bare-metal image",
+        name: "clippy, bare-metal image and guests",
         run: || {
-            let words = "clippy -p quiesce-testbed --bins --features baremetal \
+            let words = "clippy -p quiesce-testbed -p quiesce-guests --bins \
+                --features quiesce-testbed/baremetal,quiesce-guests/baremetal \
                 --profile testbed -- -D warnings";
             output_of(checkout::cargo().args(words.split_whitespace()))
         },

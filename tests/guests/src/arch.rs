@@ -142,11 +142,60 @@ pub(crate) fn forced_cpuid() -> u32 {
     unsafe { forced_cpuid() }
 }
 
+/// Write a model-specific register, or nothing if it is not there.
+pub(crate) fn try_write_msr(register: u32, value: u64) {
+    unsafe extern "sysv64" {
+        fn try_write_msr(register: u32, value: u64);
+    }
+    // SAFETY: it keeps what the convention says is kept. What the registers of this guest
+    // hold that can be written is nothing that compiled code relies on.
+    unsafe { try_write_msr(register, value) }
+}
+
+/// Read a model-specific register, or nothing if it is not there.
+pub(crate) fn try_read_msr(register: u32) {
+    unsafe extern "sysv64" {
+        fn try_read_msr(register: u32);
+    }
+    // SAFETY: it keeps what the convention says is kept.
+    unsafe { try_read_msr(register) }
+}
+
 /// Where the assembly goes on, with the address of the start information.
 // SAFETY: no other symbol of this name is linked in.
 #[unsafe(no_mangle)]
 extern "C" fn guest_entry(start_info: u64) -> ! {
     crate::run(&Start::read(start_info))
+}
+
+/// The state that the second virtual processor starts from: this one's registers, its own
+/// stack. As `hvm/hvm_vcpu.h` lays it out for 64-bit mode.
+pub(crate) fn second_start() -> [u64; 15] {
+    const MODE_64: u64 = 1;
+    const EFER: u32 = 0xc000_0080;
+    let (cr0, cr3, cr4): (u64, u64, u64);
+    // SAFETY: reading control registers changes nothing.
+    unsafe {
+        asm!("mov {0}, cr0", "mov {1}, cr3", "mov {2}, cr4", out(reg) cr0, out(reg) cr3,
+            out(reg) cr4, options(nomem, nostack, preserves_flags));
+    }
+    let entry = address_of(&second_entry);
+    let mut state = [0; 15];
+    state[0] = MODE_64;
+    state[9..].copy_from_slice(&[entry, 2, cr0, cr3, cr4, read_msr(EFER)]);
+    state
+}
+
+// SAFETY: the assembly defines it; only its address is used.
+unsafe extern "C" {
+    safe static second_entry: u8;
+}
+
+/// Where the second processor's assembly goes on.
+// SAFETY: no other symbol of this name is linked in.
+#[unsafe(no_mangle)]
+extern "C" fn guest_second() -> ! {
+    crate::backend::second()
 }
 
 /// Fault where no gate leads anywhere.

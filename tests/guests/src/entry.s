@@ -48,9 +48,21 @@ long_mode:
     mov [rip + gate_undefined], ax
     shr eax, 16
     mov [rip + gate_undefined + 6], ax
+    lea rax, [rip + protection_handler]
+    mov [rip + gate_protection], ax
+    shr eax, 16
+    mov [rip + gate_protection + 6], ax
     lidt [rip + gates_pointer]
     xor ebp, ebp
     call guest_entry
+    ud2
+
+# Where the second virtual processor starts: in 64-bit mode, on the tables of the first.
+    .global second_entry
+second_entry:
+    lea rsp, [rip + second_stack_top]
+    xor ebp, ebp
+    call guest_second
     ud2
 
 # An instruction that a hypervisor may carry out by force: undefined on a real one.
@@ -66,6 +78,28 @@ forced_cpuid:
     mov eax, [rip + undefined]
     pop rbx
     ret
+
+# Write a model-specific register, which may not be there.
+    .global try_write_msr
+try_write_msr:
+    mov ecx, edi
+    mov eax, esi
+    mov rdx, rsi
+    shr rdx, 32
+    wrmsr
+    ret
+
+# Read one.
+    .global try_read_msr
+try_read_msr:
+    mov ecx, edi
+    rdmsr
+    ret
+
+protection_handler:
+    add rsp, 8                          # the error code
+    add qword ptr [rsp], 2              # behind RDMSR or WRMSR
+    iretq
 
 undefined_handler:
     inc dword ptr [rip + undefined]
@@ -83,13 +117,17 @@ segments_pointer:
     .quad segments
 
     .balign 16
-gates:                                  # vectors 0 to 6; any other fault is a triple one
+gates:                                  # any fault but these two is a triple one
     .zero 6 * 16
 gate_undefined:
     .short 0, 8, 0x8e00, 0              # the address is filled in above
     .long 0, 0
+    .zero 6 * 16
+gate_protection:
+    .short 0, 8, 0x8e00, 0
+    .long 0, 0
 gates_pointer:
-    .short 7 * 16 - 1
+    .short 14 * 16 - 1
     .quad gates
 
     .balign 4096
@@ -112,3 +150,5 @@ undefined:
     .zero 16
     .zero 0x20000
 stack_top:
+    .zero 0x8000
+second_stack_top:

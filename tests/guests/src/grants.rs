@@ -39,6 +39,9 @@ pub(crate) struct Map {
 /// A mapping for this guest's processors.
 pub(crate) const HOST_MAP: u32 = 1 << 1;
 
+/// One that can only be read.
+pub(crate) const READ_ONLY: u32 = 1 << 2;
+
 /// One element of an unmap.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]

@@ -3,7 +3,7 @@
 //! All of it is assembly: there is no compiler for such code here. It does what 32-bit
 //! guests lay out differently, and says on its console what went wrong.
 
-// UNSAFETY: assembly.
+// Assembly counts as code that nobody checks, although it stands in no block of its own.
 #![expect(unsafe_code)]
 #![no_std]
 #![no_main]

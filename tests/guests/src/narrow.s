@@ -186,6 +186,22 @@ back_from_user:
     expect 0, word ptr [unmap + 20]
     expect 1, word ptr [table + 8 * 8]
 
+    # A copy between two frames of its own, by their numbers.
+    mov eax, offset source
+    mov dword ptr [eax + 8], 0x600df00d
+    shr eax, 12
+    mov [copy], eax
+    mov eax, offset target
+    shr eax, 12
+    mov [copy + 8], eax
+    mov ebx, 5
+    mov ecx, offset copy
+    mov edx, 1
+    hypercall 20
+    expect 0, eax
+    expect 0, word ptr [copy + 20]
+    expect 0x600df00d, dword ptr [target + 16]
+
     # Version 2: a frame of status words, its list, and what holds the version back.
     mov dword ptr [version], 2
     call set_version
@@ -301,6 +317,8 @@ frames:            .long 0x77777777, 0x77777777, 0x77777777, 0x77777777
     .balign 8
 map:   .long window, 0, 2, 8; .short 0, 99; .long 0, 0, 0
 unmap: .long window, 0, 0, 0, 0; .short 99, 0
+    # Frame, domain (self), offset, twice; length, flags, status.
+copy:  .long 0; .short 0x7ff0, 8; .long 0; .short 0x7ff0, 16; .short 4, 0, 99, 0
 
     .balign 8
 segments:
@@ -355,6 +373,8 @@ table:       .zero 4096
 statuses:    .zero 4096
 granted:     .zero 4096
 window:      .zero 4096
+source:      .zero 4096
+target:      .zero 4096
     .zero 4096
 user_stack_top:
     .zero 16384

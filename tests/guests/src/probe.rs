@@ -13,6 +13,7 @@ use crate::xen::{self, Reason, event_op, parameter};
 
 static SHARED_INFO: Page = Page::zero();
 static GRANTED: Page = Page::zero();
+static KEPT: Page = Page::zero();
 static WINDOW: Page = Page::zero();
 
 /// Try all of it. What does not hold ends the guest with a line that says where.
@@ -120,8 +121,29 @@ fn grants(domain: u16) {
     // Nothing is there any more, and what is read is not what was granted.
     let read = words(WINDOW.gfn()).map(|words| words[5].load(Ordering::SeqCst));
     assert_eq!(read, Some(u64::MAX), "the window after the unmap");
+    read_only(domain);
     assert_eq!(grants::set_version(2), 0, "version 2");
     assert_eq!(grants::set_version(1), 0, "version 1 again");
+}
+
+/// A page that may only be read: the hypervisor does not write it for this guest either.
+fn read_only(domain: u16) {
+    const REFERENCE: usize = 9;
+    grants::grant(REFERENCE, domain, KEPT.gfn());
+    let mut map = [Map {
+        address: arch::address_of(&WINDOW),
+        flags: grants::HOST_MAP | grants::READ_ONLY,
+        reference: REFERENCE as u32,
+        domain,
+        status: 1,
+        ..Map::default()
+    }];
+    assert_eq!((grants::map(&mut map), map[0].status), (0, 0), "a read-only map");
+    // The name of the version, 16 bytes.
+    assert_eq!(xen::call(17, [1, arch::address_of(&WINDOW), 0, 0]), -14, "a write to it");
+    assert_eq!(WINDOW.words()[0].load(Ordering::SeqCst), 0, "what was granted");
+    let mut unmap = [Unmap::of(&map[0])];
+    assert_eq!((grants::unmap(&mut unmap), unmap[0].status), (0, 0), "an unmap of it");
 }
 
 /// End as the command line says.

@@ -77,4 +77,11 @@ impl Start {
     pub(crate) fn has_word(&self, word: &str) -> bool {
         self.command_line().split_ascii_whitespace().any(|found| found == word)
     }
+
+    /// The number that the command line gives for a key.
+    pub(crate) fn number(&self, key: &str) -> Option<u64> {
+        let words = self.command_line().split_ascii_whitespace();
+        let mut values = words.filter_map(|word| word.split_once('='));
+        values.find(|(name, _)| *name == key)?.1.parse().ok()
+    }
 }

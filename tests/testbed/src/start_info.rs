@@ -1,8 +1,8 @@
 //! The start information that a PVH guest is given.
 //!
-//! A [`Layout`] says where everything of a new domain lies: its memory, the pages it
-//! shares with its console and its store, and the start information itself, which is
-//! written behind the program. [`crate::pvh`] reads what is written here.
+//! Also where everything of a new domain lies: its memory, the pages it shares with its
+//! console and its store, and the start information itself, which is written behind the
+//! program. [`crate::pvh`] reads what is written here.
 //!
 //! Source: Xen's public headers `arch-x86/hvm/start_info.h` and `xen.h` (flags).
 

@@ -4,7 +4,7 @@ use super::view::View;
 use super::{Answer, Bytes, Context, Domain, Errno, Shutdown, Width};
 
 /// Bytes of console output that are copied at a time.
-const PIECE: usize = 128;
+const PIECE: usize = 256;
 
 /// `console_io`: output is shown, input never comes.
 pub(super) fn console_io(

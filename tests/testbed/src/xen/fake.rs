@@ -146,6 +146,10 @@ impl Domain for Fake {
         if vcpu == 1 { Ok(()) } else { Err(Errno::NoEntry) }
     }
 
+    fn service(&self, _: u32, _: [u64; 2]) -> Result<i64, Errno> {
+        Err(Errno::NoSystemCall)
+    }
+
     fn is_up(&self, vcpu: u32) -> Result<bool, Errno> {
         if vcpu < 2 { Ok(vcpu == 0) } else { Err(Errno::NoEntry) }
     }

@@ -180,6 +180,12 @@ pub trait Domain: Bytes {
     /// state yet.
     fn bring_up(&self, vcpu: u32) -> Result<(), Errno>;
 
+    /// A service of this hypervisor's own, for guests that test it.
+    ///
+    /// # Errors
+    /// The result of the guest's call; [`Errno::NoSystemCall`] where there is none.
+    fn service(&self, command: u32, arguments: [u64; 2]) -> Result<i64, Errno>;
+
     /// Whether a virtual processor runs.
     ///
     /// # Errors
@@ -246,6 +252,8 @@ impl Hypercall {
             29 => calls::sched_op(&memory, command, second),
             32 => events::run(&memory, command, second).into(),
             34 => parameters::run(&memory, command, second).into(),
+            // The first of the numbers that Xen leaves to each architecture.
+            48 => domain.service(command, [second, third]).into(),
             _ => Err(Errno::NoSystemCall).into(),
         }
     }

@@ -1,4 +1,4 @@
-//! The page of shared information: which events are pending, and what the clock counts.
+//! The page of shared information: pending events, and the rate of the clock.
 //!
 //! A page of this layout is shared with a guest, which may write anything to it. Only the
 //! first virtual processor's part is used, and the first word of event bits.

@@ -96,7 +96,7 @@ impl Part<'_> {
         let argument = GuestAddress(REQUESTS[self.place].get() << 12);
         guest.write(argument, elements).context("requests")?;
         let (tlb, iotlb) = (hypervisor.tlb(guest), hypervisor.iotlb(guest));
-        let caller = Caller { hypervisor, guest, tlb, iotlb, watcher: &() };
+        let caller = Caller { hypervisor, guest, tlb, iotlb, memory: guest, watcher: &() };
         let outcome = Call { command, argument, count: SHARE }.run(&caller);
         ensure!(outcome == Outcome::Done, "operation {command} ended as {outcome:?}");
         guest.read(argument, elements).context("answers")

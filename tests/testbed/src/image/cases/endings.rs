@@ -11,30 +11,83 @@ use core::hint::{black_box, spin_loop};
 use testbed::fail;
 use testbed::failure::Failure;
 
+use super::{Case, Expect};
 use crate::machine::Machine;
 use crate::processors::{Processors, Work};
 use crate::say;
 
+/// The cases that end otherwise than well: they show that failures are seen.
+pub(super) static CASES: &[Case] = &[
+    Case {
+        name: "error-is-a-failure",
+        expect: Expect::Fail,
+        summary: "a case that returns an error fails",
+        run: error,
+    },
+    Case {
+        name: "panic-is-a-failure",
+        expect: Expect::Fail,
+        summary: "a case that panics fails",
+        run: panic,
+    },
+    Case {
+        name: "trap-is-a-failure",
+        expect: Expect::Fail,
+        summary: "an undefined instruction fails the case and shows the registers",
+        run: trap,
+    },
+    Case {
+        name: "null-is-a-failure",
+        expect: Expect::Fail,
+        summary: "a read of the null page fails the case",
+        run: null,
+    },
+    Case {
+        name: "overflow-is-a-failure",
+        expect: Expect::Fail,
+        summary: "a stack that runs over meets its guard page",
+        run: overflow,
+    },
+    Case {
+        name: "panic-elsewhere-fails",
+        expect: Expect::Fail,
+        summary: "a panic on another processor fails the case",
+        run: panic_elsewhere,
+    },
+    Case {
+        name: "overflow-elsewhere-fails",
+        expect: Expect::Fail,
+        summary: "the stack of another processor has a guard page as well",
+        run: overflow_elsewhere,
+    },
+    Case {
+        name: "hang-is-a-failure",
+        expect: Expect::Hang,
+        summary: "a case that does not end is ended from outside",
+        run: hang,
+    },
+];
+
 /// An error.
-pub(super) fn error(_: &Machine) -> Result<(), Failure> {
+fn error(_: &Machine) -> Result<(), Failure> {
     fail!("this case returns an error");
 }
 
 /// A panic, from an index that the compiler cannot foresee.
-pub(super) fn panic(machine: &Machine) -> Result<(), Failure> {
+fn panic(machine: &Machine) -> Result<(), Failure> {
     let region = machine.boot.regions[black_box(usize::MAX)];
     say!("there is a region {region:?}");
     Ok(())
 }
 
 /// An undefined instruction.
-pub(super) fn trap(_: &Machine) -> Result<(), Failure> {
+fn trap(_: &Machine) -> Result<(), Failure> {
     // SAFETY: the trap it raises does not return.
     unsafe { asm!("ud2", options(noreturn)) }
 }
 
 /// A read of the null page.
-pub(super) fn null(_: &Machine) -> Result<(), Failure> {
+fn null(_: &Machine) -> Result<(), Failure> {
     let found: u64;
     // SAFETY: the page is not mapped, so the read traps and the trap does not return; were
     // it mapped, the read would change nothing.
@@ -47,7 +100,7 @@ pub(super) fn null(_: &Machine) -> Result<(), Failure> {
 }
 
 /// A recursion without an end.
-pub(super) fn overflow(_: &Machine) -> Result<(), Failure> {
+fn overflow(_: &Machine) -> Result<(), Failure> {
     let depth = deeper(&mut [0; 64]);
     say!("the stack has room for {depth} calls");
     Ok(())
@@ -64,7 +117,7 @@ fn deeper(above: &mut [u64; 64]) -> u64 {
 }
 
 /// A panic on another processor.
-pub(super) fn panic_elsewhere(machine: &Machine) -> Result<(), Failure> {
+fn panic_elsewhere(machine: &Machine) -> Result<(), Failure> {
     elsewhere(machine, &|| {
         let nothing: [u64; 4] = [0; 4];
         say!("there is something: {}", nothing[black_box(usize::MAX)]);
@@ -72,7 +125,7 @@ pub(super) fn panic_elsewhere(machine: &Machine) -> Result<(), Failure> {
 }
 
 /// A recursion without an end on another processor.
-pub(super) fn overflow_elsewhere(machine: &Machine) -> Result<(), Failure> {
+fn overflow_elsewhere(machine: &Machine) -> Result<(), Failure> {
     elsewhere(machine, &|| {
         let depth = deeper(&mut [0; 64]);
         say!("the stack has room for {depth} calls");
@@ -87,7 +140,7 @@ fn elsewhere(machine: &Machine, action: &(dyn Fn() + Sync)) -> Result<(), Failur
 }
 
 /// A loop without an end.
-pub(super) fn hang(_: &Machine) -> Result<(), Failure> {
+fn hang(_: &Machine) -> Result<(), Failure> {
     loop {
         spin_loop();
     }

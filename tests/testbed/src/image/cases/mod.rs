@@ -61,7 +61,8 @@ struct Case {
     run: fn(&Machine) -> Result<(), Failure>,
 }
 
-/// All cases, in the order in which they build on each other.
+/// The cases but for those of guests and those that must fail, in the order in which they
+/// build on each other.
 static CASES: &[Case] = &[
     Case {
         name: "boot",
@@ -339,78 +340,6 @@ static CASES: &[Case] = &[
         summary: "the granting domain ends before the flush: its pages are free after it",
         run: life::granter_ends,
     },
-    Case {
-        name: "guest-probe",
-        expect: Expect::Pass,
-        summary: "the boot module, a guest, turns itself off",
-        run: guests::turns_off,
-    },
-    Case {
-        name: "guest-initial",
-        expect: Expect::Pass,
-        summary: "the same as the first domain, with initial=1",
-        run: guests::turns_off,
-    },
-    Case {
-        name: "guest-narrow",
-        expect: Expect::Pass,
-        summary: "the same with a guest of 32-bit code",
-        run: guests::turns_off,
-    },
-    Case {
-        name: "guest-ends",
-        expect: Expect::Pass,
-        summary: "guests that end otherwise",
-        run: guests::ends,
-    },
-    Case {
-        name: "error-is-a-failure",
-        expect: Expect::Fail,
-        summary: "a case that returns an error fails",
-        run: endings::error,
-    },
-    Case {
-        name: "panic-is-a-failure",
-        expect: Expect::Fail,
-        summary: "a case that panics fails",
-        run: endings::panic,
-    },
-    Case {
-        name: "trap-is-a-failure",
-        expect: Expect::Fail,
-        summary: "an undefined instruction fails the case and shows the registers",
-        run: endings::trap,
-    },
-    Case {
-        name: "null-is-a-failure",
-        expect: Expect::Fail,
-        summary: "a read of the null page fails the case",
-        run: endings::null,
-    },
-    Case {
-        name: "overflow-is-a-failure",
-        expect: Expect::Fail,
-        summary: "a stack that runs over meets its guard page",
-        run: endings::overflow,
-    },
-    Case {
-        name: "panic-elsewhere-fails",
-        expect: Expect::Fail,
-        summary: "a panic on another processor fails the case",
-        run: endings::panic_elsewhere,
-    },
-    Case {
-        name: "overflow-elsewhere-fails",
-        expect: Expect::Fail,
-        summary: "the stack of another processor has a guard page as well",
-        run: endings::overflow_elsewhere,
-    },
-    Case {
-        name: "hang-is-a-failure",
-        expect: Expect::Hang,
-        summary: "a case that does not end is ended from outside",
-        run: endings::hang,
-    },
 ];
 
 /// Run the case that the command line names.
@@ -430,16 +359,21 @@ pub(crate) fn run(machine: &Machine) -> Result<(), Failure> {
         exit::name("guest");
         exit::guest(guests::alone(machine)?);
     }
-    let Some(case) = CASES.iter().chain(vmx::CASES).find(|case| case.name == wanted) else {
+    let Some(case) = all().chain(vmx::CASES).find(|case| case.name == wanted) else {
         fail!("there is no case {wanted}: case=list prints all names");
     };
     exit::name(case.name);
     (case.run)(machine)
 }
 
+/// All cases that boot in QEMU.
+fn all() -> impl Iterator<Item = &'static Case> {
+    CASES.iter().chain(guests::CASES).chain(endings::CASES)
+}
+
 /// Print every case.
 fn list() {
-    for case in CASES {
+    for case in all() {
         say!("@ case={} expect={}", case.name, case.expect.word());
         say!("  {}", case.summary);
     }

@@ -1,6 +1,10 @@
-//! One hypercall of one virtual processor: [`testbed::xen::Domain`] for this hypervisor.
+//! One hypercall of one virtual processor.
+//!
+//! [`Call`] is this hypervisor's side of [`testbed::xen::Domain`].
 
 use flush::Gfn;
+use flush::plan::Planner;
+use gnttab::abi::UnmapGrantRef;
 use gnttab::{FrameError, GuestAddress, Outcome, TableFrame};
 use iommu_vtd::Guarded;
 use testbed::xen::events::{Event, Events};
@@ -9,6 +13,7 @@ use testbed::xen::ports::Source;
 use testbed::xen::{Bytes, Context, Domain as Interface, Errno, Fault, Special};
 
 use super::domain::Vcpu;
+use super::ledger::Manner;
 use super::linear::Linear;
 use super::{Domain, House};
 use crate::embedding::{Caller, PageNotMoved};
@@ -51,6 +56,47 @@ impl Call<'_, '_> {
             hypervisor.hide(guest, before).map_err(errno)?;
         }
         Ok(())
+    }
+
+    /// Give mappings back, in the manner that is asked for.
+    fn give_back(&self, memory: &dyn Bytes, call: gnttab::Call) -> i64 {
+        if self.house.ledger.manner() != Manner::PerPage {
+            return self.carry_out(memory, call);
+        }
+        let gnttab::Call { command, argument: GuestAddress(first), count } = call;
+        let running = self.domain.running();
+        for index in 0..u64::from(count) {
+            let offset = index.saturating_mul(size_of::<UnmapGrantRef>() as u64);
+            let argument = GuestAddress(first.saturating_add(offset));
+            let result = self.carry_out(memory, gnttab::Call { command, argument, count: 1 });
+            if result != 0 {
+                return result;
+            }
+            // A processor that was kicked is back in the guest before the next flush.
+            self.domain.wait_for(running);
+        }
+        0
+    }
+
+    /// Carry out an operation on grants, to its end.
+    fn carry_out(&self, memory: &dyn Bytes, mut call: gnttab::Call) -> i64 {
+        let Domain { hypervisor, guest, .. } = *self.domain;
+        let ledger = &self.house.ledger;
+        let caller = Caller {
+            hypervisor,
+            guest,
+            tlb: hypervisor.tlb(guest),
+            iotlb: hypervisor.iotlb(guest).with_planner(Planner::new(ledger.manner().policy())),
+            memory,
+            watcher: ledger,
+        };
+        loop {
+            match call.run(&caller) {
+                Outcome::Done => return 0,
+                Outcome::Failed(errno) => return errno.value(),
+                Outcome::Continue { done: _, rest } => call = rest,
+            }
+        }
     }
 
     /// Whatever page of the hypervisor's was at `gfn` is not there any more.
@@ -119,22 +165,13 @@ impl Interface for Call<'_, '_> {
     }
 
     fn grant_table_op(&self, memory: &dyn Bytes, command: u32, argument: u64, count: u32) -> i64 {
-        let Domain { hypervisor, guest, .. } = *self.domain;
-        let caller = Caller {
-            hypervisor,
-            guest,
-            tlb: hypervisor.tlb(guest),
-            iotlb: hypervisor.iotlb(guest),
-            memory,
-            watcher: &(),
-        };
-        let mut call = gnttab::Call { command, argument: GuestAddress(argument), count };
-        loop {
-            match call.run(&caller) {
-                Outcome::Done => return 0,
-                Outcome::Failed(errno) => return errno.value(),
-                Outcome::Continue { done: _, rest } => call = rest,
+        let ledger = &self.house.ledger;
+        let call = gnttab::Call { command, argument: GuestAddress(argument), count };
+        match gnttab::Operation::from_command(command) {
+            Ok(gnttab::Operation::UnmapGrantRef) => {
+                ledger.measure(self.domain, count, || self.give_back(memory, call))
             }
+            Ok(_) | Err(_) => self.carry_out(memory, call),
         }
     }
 
@@ -174,6 +211,26 @@ impl Interface for Call<'_, '_> {
         })?;
         self.house.wake_all();
         Ok(())
+    }
+
+    fn service(&self, command: u32, arguments: [u64; 2]) -> Result<i64, Errno> {
+        const WRITE_BY_DEVICE: u32 = 0;
+        const OPEN_ROW: u32 = 1;
+        const CLOSE_ROW: u32 = 2;
+        const COMPARE: u32 = 3;
+        let (domain, ledger) = (self.domain, &self.house.ledger);
+        let [argument, displaced] = arguments;
+        // Only those that have the device are here to test.
+        let assigned = self.house.assigned.as_ref().ok_or(Errno::NoSystemCall)?;
+        match command {
+            WRITE_BY_DEVICE => assigned.write(domain.hypervisor, domain.guest.id(), argument)?,
+            OPEN_ROW => ledger.open(Manner::from_number(argument).ok_or(Errno::Invalid)?),
+            CLOSE_ROW => ledger.close(argument),
+            COMPARE if ledger.agrees(domain, argument, displaced) => {}
+            COMPARE => return Err(Errno::Invalid),
+            _ => return Err(Errno::NoSystemCall),
+        }
+        Ok(0)
     }
 
     fn is_up(&self, vcpu: u32) -> Result<bool, Errno> {

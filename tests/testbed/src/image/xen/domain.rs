@@ -13,7 +13,7 @@ use testbed::{ensure, failure::Context as _};
 
 use crate::embedding::{Guest, Hypervisor, Lock, PageInfo};
 use crate::memory::{self, Words};
-use crate::{clock, serial};
+use crate::{arch, clock, serial};
 
 /// Virtual processors of a domain at most.
 pub(crate) const VCPUS: usize = 2;
@@ -175,6 +175,25 @@ impl<'h> Domain<'h> {
             word.store(u64::MAX, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// How many processors run it at the moment.
+    pub(super) fn running(&self) -> usize {
+        self.guest.cpus.running().iter().count()
+    }
+
+    /// Wait until as many processors run it again, which others of its own may prevent.
+    ///
+    /// On a real machine a processor that was kicked is back in the guest within a
+    /// microsecond. An emulator that runs one processor at a time has to be given the turn.
+    pub(super) fn wait_for(&self, running: usize) {
+        const TURNS: usize = 100;
+        for _ in 0..TURNS {
+            if self.running() >= running {
+                return;
+            }
+            arch::take_interrupts();
+        }
     }
 
     /// How it ended, if it did.

@@ -24,6 +24,8 @@ const STRING: u64 = 4096;
 pub(super) enum Next {
     /// It goes on.
     GoOn,
+    /// It goes on when others have had a turn.
+    GiveWay,
     /// It waits for an event.
     Wait,
     /// Its domain ends.
@@ -180,7 +182,7 @@ fn hypercall(house: &House<'_>, domain: &Domain<'_>, context: &mut Context) -> N
     domain.serve_rings();
     let (value, next) = match answer {
         Answer::Value(value) => (value, Next::GoOn),
-        Answer::Yield => (0, Next::GoOn),
+        Answer::Yield => (0, Next::GiveWay),
         Answer::Block => (0, Next::Wait),
         Answer::Shutdown(how) => return Next::End(how),
     };

@@ -12,8 +12,10 @@ use testbed::xen::events::Events;
 use testbed::xen::{self, Shutdown};
 
 use super::Domain;
+use super::assigned::Assigned;
 use super::domain;
 use super::exits::{self, Next};
+use super::ledger::Ledger;
 use crate::embedding::Lock;
 use crate::svm::{NotRun, Vcpu};
 use crate::{arch, processors, say};
@@ -25,19 +27,28 @@ const DOMAINS: usize = 2;
 pub(crate) struct House<'h> {
     domains: ArrayVec<Domain<'h>, DOMAINS>,
     pub(super) events: Lock<Events>,
+    /// What is counted.
+    pub(super) ledger: Ledger,
+    /// A device that one of them has.
+    pub(super) assigned: Option<Assigned>,
     /// Who has come to run virtual processors.
     processors: Lock<CpuSet>,
 }
 
 impl<'h> House<'h> {
-    /// A house of these domains.
+    /// A house of these domains, of which one may have a device.
     ///
     /// # Errors
     /// If there are too many.
-    pub(crate) fn new(domains: impl IntoIterator<Item = Domain<'h>>) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        domains: impl IntoIterator<Item = Domain<'h>>,
+        assigned: Option<Assigned>,
+    ) -> Result<Self, Failure> {
         let mut house = Self {
             domains: ArrayVec::new_const(),
             events: Lock::new(Events::new()),
+            ledger: Ledger::new(),
+            assigned,
             processors: Lock::new(CpuSet::new()),
         };
         for domain in domains {
@@ -84,6 +95,14 @@ impl<'h> House<'h> {
         domain.ended().unwrap_or(end)
     }
 
+    /// End all domains, as crashed if they have not ended yet.
+    pub(crate) fn end_all(&self) {
+        for domain in &self.domains {
+            domain.finish(Shutdown::Crash);
+        }
+        self.wake_all();
+    }
+
     /// Wait until the domain starts one of its further processors. `None` at its end.
     fn wait_for_start(&self, domain: &Domain<'h>, number: u32) -> Option<Vcpu> {
         let place = domain.vcpu(number).ok()?;
@@ -125,6 +144,7 @@ impl<'h> House<'h> {
             };
             match exits::answer(self, domain, number, vcpu, exit) {
                 Next::GoOn => {}
+                Next::GiveWay => arch::take_interrupts(),
                 Next::Wait => {
                     while !domain.has_events() && domain.ended().is_none() {
                         arch::sleep();

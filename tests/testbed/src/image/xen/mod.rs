@@ -5,13 +5,16 @@
 //! here, most of them by [`testbed::xen`]. What a guest does with its memory, its
 //! registers and its calls can end that guest, and nothing else.
 
+mod assigned;
 mod call;
 mod domain;
 mod exits;
 mod house;
+mod ledger;
 mod linear;
 mod start;
 
+pub(crate) use assigned::Assigned;
 pub(crate) use domain::Domain;
 pub(crate) use house::House;
 pub(crate) use start::{Plan, start};
