@@ -224,7 +224,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("guest-probe", "a guest of the PVH protocol gets what it asks of Xen's interface")
         .alone(Guest::Guest)
         .words("-- role=probe"),
-    Case::new("guest-initial", "the same as the first domain: no console ring, no store")
+    Case::new("guest-initial", "the same as the first domain, as its start information says")
         .alone(Guest::Guest)
         .words("initial=1 -- role=probe"),
     Case::new("guest-narrow", "a 32-bit guest, on every sort of page tables and on none")

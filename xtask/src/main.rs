@@ -118,6 +118,15 @@ mod tests {
         assert!(message(&["xtask", "simulate", "--cpus", "257"]).contains("1..=256"));
         assert!(message(&["xtask", "simulate", "--units", "0"]).contains("1..=16"));
         assert!(message(&["xtask", "qemu", "nvme-identfy"]).contains("nvme-identify"));
+        let guest = |more: [&str; 2]| {
+            let [option, value] = more;
+            message(&["xtask", "qemu", "--guest", "file", option, value])
+        };
+        assert!(guest(["--memory", "1"]).contains("2..=1536"));
+        assert!(guest(["--seconds", "0"]).contains("1..=86400"));
+        assert!(guest(["--initial-domain", "boot"]).contains("cannot be used with"));
+        assert!(message(&["xtask", "qemu", "--append", "words"]).contains("--guest"));
+        assert_eq!(guest(["--append", "--words --of the=guest"]), "");
         assert_eq!(message(&["xtask", "demo", "--grants", "10000"]), "");
     }
 }

@@ -42,7 +42,7 @@ impl Page {
 
 /// Where something is: memory is mapped as it lies.
 pub(crate) fn address_of<T: ?Sized>(what: &T) -> u64 {
-    ptr::from_ref(what).cast::<u8>().addr() as u64
+    ptr::from_ref(what).cast::<u8>().expose_provenance() as u64
 }
 
 /// The words of a frame, which may be memory that was never this program's.

@@ -54,9 +54,18 @@ pub(crate) fn version(command: u64) -> i64 {
     call(17, [command, 0, 0, 0])
 }
 
+/// `xen_version`: the first word of features.
+pub(crate) fn features() -> u32 {
+    const FEATURES: u64 = 6;
+    let words = core::cell::UnsafeCell::new([0_u32, 0]);
+    call(17, [FEATURES, words.get().expose_provenance() as u64, 0, 0]);
+    let [_, features] = words.into_inner();
+    features
+}
+
 /// `grant_table_op` on elements.
 pub(crate) fn grant_table_op<T>(command: u64, elements: &mut [T]) -> i64 {
-    call(20, [command, elements.as_ptr().addr() as u64, elements.len() as u64, 0])
+    call(20, [command, elements.as_mut_ptr().expose_provenance() as u64, elements.len() as u64, 0])
 }
 
 /// `memory_op`: show one of the hypervisor's pages at a frame of the guest's.
@@ -83,14 +92,14 @@ pub(crate) fn parameter(index: u32) -> Option<u64> {
         value: u64,
     }
     let request = core::cell::UnsafeCell::new(Request { domain: 0x7ff0, index, value: 0 });
-    let done = call(34, [1, request.get().addr() as u64, 0, 0]) == 0;
+    let done = call(34, [1, request.get().expose_provenance() as u64, 0, 0]) == 0;
     done.then(|| request.into_inner().value)
 }
 
 /// `event_channel_op` on up to six numbers, which come back.
 pub(crate) fn event_op(command: u64, words: [u32; 6]) -> Result<[u32; 6], i64> {
     let words = core::cell::UnsafeCell::new(words);
-    match call(32, [command, words.get().addr() as u64, 0, 0]) {
+    match call(32, [command, words.get().expose_provenance() as u64, 0, 0]) {
         0 => Ok(words.into_inner()),
         error => Err(error),
     }
@@ -121,7 +130,7 @@ struct Line {
 impl Line {
     fn send(&mut self) {
         let bytes = self.bytes.get(..self.length).unwrap_or_default();
-        call(18, [0, bytes.len() as u64, bytes.as_ptr().addr() as u64, 0]);
+        call(18, [0, bytes.len() as u64, bytes.as_ptr().expose_provenance() as u64, 0]);
         self.length = 0;
     }
 }

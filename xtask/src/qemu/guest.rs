@@ -35,7 +35,7 @@ pub(super) struct GuestArguments {
     #[arg(long, value_name = "WORDS", default_value = "", requires = "guest")]
     #[arg(allow_hyphen_values = true)]
     append: String,
-    /// Tell the guest that it is the first domain, which has neither store nor console ring
+    /// Tell the guest that it is the first domain: such guests look for no store
     #[arg(long, requires = "guest")]
     initial_domain: bool,
     /// How long the guest may run

@@ -1,9 +1,8 @@
 //! `hvm_op`: the parameters of a domain.
 //!
 //! A [`Parameters`] tells a guest where its console is. There is a page for a store and no
-//! port, which tells the guest that there is none: one that asks all the same is told that
-//! nothing is there. What a guest writes is kept,
-//! where it may write.
+//! port, which tells the guest that there is none; one that asks all the same gets an
+//! answer. What a guest writes is kept, where it may write.
 
 use super::view::View;
 use super::{Domain, Errno, events, is_self};
@@ -31,15 +30,9 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Those of a domain without a console.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { values: [0; COUNT] }
-    }
-
     /// Those of a domain with a console, at the pages of [`start_info`].
     #[must_use]
-    pub const fn with_console() -> Self {
+    pub const fn new() -> Self {
         let mut values = [0; COUNT];
         values[STORE_PFN] = start_info::STORE_PAGE;
         values[CONSOLE_PFN] = start_info::CONSOLE_PAGE;
@@ -118,11 +111,9 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_with_console_is_told_where_they_are() {
+    fn a_domain_is_told_where_its_console_is() {
         let domain = Fake::new();
         let get = |index| call(&domain, 1, 0x7ff0, index, 99, 0);
-        assert_eq!([1, 2, 17, 18].map(get), [0; 4]);
-        domain.with_parameters(|parameters| *parameters = Parameters::with_console());
         assert_eq!([1, 2, 17, 18].map(get), [0xfeffc, 0, 0xfefff, 1]);
     }
 

@@ -1,13 +1,16 @@
 //! The other end of a guest's console ring, and of its store's.
 //!
 //! A page is shared with a guest, which may write anything to it at any moment. [`drain`]
-//! takes what the guest has put into its console. [`refuse`] answers each request to the
-//! store that it has nothing of that name. Counters run on past a ring's size and start
+//! takes what the guest has put into its console. [`answer`] answers each request to the
+//! store: it knows the guest's own number, and has nothing else of any name. Counters run on past a ring's size and start
 //! again at zero, so they are subtracted modulo 2^32.
 //!
 //! Source: Xen's public headers `io/console.h` and `io/xs_wire.h`.
 
+use core::fmt::Write as _;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+use arrayvec::ArrayString;
 
 /// A page that is shared with a guest.
 pub type Page = [AtomicU64; 512];
@@ -31,6 +34,9 @@ const REPLIES_TAKEN: usize = 2056;
 const REPLIES_PUT: usize = 2060;
 /// Bytes of a message's head: type, request, transaction, length.
 const MESSAGE: u32 = 16;
+/// The type of a request to read a value, and the one value there is.
+const READ: u32 = 2;
+const OWN_NUMBER: &[u8] = b"domid\0";
 /// The type of a reply that says no, and what it says.
 const ERROR: u32 = 16;
 const NO_ENTRY: &[u8] = b"ENOENT\0";
@@ -92,11 +98,14 @@ pub fn drain(page: &Page, mut show: impl FnMut(&[u8])) {
     set_counter(page, OUTPUT_TAKEN, put);
 }
 
-/// Answer all requests to the store with "no such entry".
+/// Answer all requests of `domain` to the store.
 ///
 /// A request that is not whole yet waits for its rest, and one whose reply finds no room
 /// for the guest to read replies.
-pub fn refuse(page: &Page) {
+pub fn answer(page: &Page, domain: u16) {
+    let mut number: ArrayString<8> = ArrayString::new();
+    // Five digits fit.
+    write!(number, "{domain}").ok();
     // Each turn takes a request of at least 16 bytes from a ring of 1024.
     for _ in 0..STORE_BYTES / MESSAGE {
         let taken = counter(page, REQUESTS_TAKEN);
@@ -111,17 +120,23 @@ pub fn refuse(page: &Page) {
             });
             u32::from_le_bytes(bytes)
         };
-        let (request, transaction, length) = (field(4), field(8), field(12));
+        let (kind, request, transaction, length) = (field(0), field(4), field(8), field(12));
+        let name = (16..)
+            .map(|offset| byte(page, place(REQUESTS, taken.wrapping_add(offset), STORE_BYTES)));
+        let own = kind == READ
+            && usize::try_from(length) == Ok(OWN_NUMBER.len())
+            && name.take(OWN_NUMBER.len()).eq(OWN_NUMBER.iter().copied());
+        let (kind, body) = if own { (READ, number.as_bytes()) } else { (ERROR, NO_ENTRY) };
         let whole = length.saturating_add(MESSAGE);
         let mut put = counter(page, REPLIES_PUT);
         let used = put.wrapping_sub(counter(page, REPLIES_TAKEN));
-        let needed = MESSAGE + NO_ENTRY.len() as u32;
+        let needed = MESSAGE + body.len() as u32;
         let room = STORE_BYTES.checked_sub(used).is_some_and(|room| room >= needed);
         if whole > waiting || !room {
             return;
         }
-        let head = [ERROR, request, transaction, NO_ENTRY.len() as u32];
-        let reply = head.into_iter().flat_map(u32::to_le_bytes).chain(NO_ENTRY.iter().copied());
+        let head = [kind, request, transaction, body.len() as u32];
+        let reply = head.into_iter().flat_map(u32::to_le_bytes).chain(body.iter().copied());
         for value in reply {
             set_byte(page, place(REPLIES, put, STORE_BYTES), value);
             put = put.wrapping_add(1);
@@ -190,9 +205,9 @@ mod tests {
         let mut read = 0;
         for round in 0..100 {
             ask(&page, 2 * round, b"vm\0");
-            ask(&page, 2 * round + 1, b"domid\0");
-            refuse(&page);
-            refuse(&page);
+            ask(&page, 2 * round + 1, b"domid/\0");
+            answer(&page, 57);
+            answer(&page, 57);
             for request in [2 * round, 2 * round + 1] {
                 let reply: Vec<u8> = (0..23)
                     .map(|index| byte(&page, place(REPLIES, read + index, STORE_BYTES)))
@@ -207,19 +222,29 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_is_told_its_own_number() {
+        let page = page();
+        ask(&page, 3, b"domid\0");
+        answer(&page, 57);
+        let reply: Vec<u8> = (0..18).map(|at| byte(&page, REPLIES + at)).collect();
+        assert_eq!((reply[0], reply[4], reply[12], &reply[16..]), (2, 3, 2, b"57".as_slice()));
+        assert_eq!(counter(&page, REPLIES_PUT), 18);
+    }
+
+    #[test]
     fn a_request_waits_for_its_rest_and_a_reply_for_room() {
         let page = page();
         let replies = || counter(&page, REPLIES_PUT);
         ask(&page, 1, b"abc");
         set_counter(&page, REQUESTS_PUT, 18);
-        refuse(&page);
+        answer(&page, 57);
         assert_eq!(replies(), 0);
         set_counter(&page, REQUESTS_PUT, 19);
         set_counter(&page, REPLIES_PUT, 1002);
-        refuse(&page);
+        answer(&page, 57);
         assert_eq!(replies(), 1002);
         set_counter(&page, REPLIES_TAKEN, 1);
-        refuse(&page);
+        answer(&page, 57);
         assert_eq!(replies(), 1025);
     }
 
@@ -235,7 +260,7 @@ mod tests {
             }
             let taken = counter(&page, REQUESTS_TAKEN);
             set_counter(&page, REQUESTS_PUT, taken.wrapping_add(put % 1025));
-            refuse(&page);
+            answer(&page, 57);
             prop_assert!(drained(&page).len() <= 2048);
         }
     }

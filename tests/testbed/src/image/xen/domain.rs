@@ -57,8 +57,8 @@ pub(crate) struct Domain<'h> {
     /// The page of shared information, and where the guest has it.
     pub(super) shared_info: Mfn,
     pub(super) shared_info_at: Lock<Option<Gfn>>,
-    /// The pages that it shares with this side, if it has them.
-    rings: Option<Rings>,
+    /// The pages that it shares with this side.
+    rings: Rings,
     console: Lock<Console>,
     /// Its structures are those of 64-bit guests.
     wide: AtomicBool,
@@ -79,24 +79,22 @@ impl<'h> Domain<'h> {
         memory: u64,
         initial: bool,
         vcpus: usize,
-        rings: Option<Rings>,
+        rings: Rings,
     ) -> Result<Self, Failure> {
         ensure!((1..=VCPUS).contains(&vcpus), "{vcpus} virtual processors, not 1 to {VCPUS}");
         // The domain counts the pages it looks at itself, whatever its guest does to them.
         let shared_info = memory::allocate()?;
-        let pages = rings.map(|Rings { console, store }| [console, store]);
-        for page in pages.into_iter().flatten().chain([shared_info]) {
+        for page in [rings.console, rings.store, shared_info] {
             let info = PageInfo::of(page).context("books of a page")?;
             info.take(false).context("a reference of the domain's")?;
         }
         shared_info::set_rate(words(shared_info), clock::kilohertz());
-        let parameters = if initial { Parameters::new() } else { Parameters::with_console() };
         Ok(Self {
             hypervisor,
             guest,
             memory,
             initial,
-            parameters: Lock::new(parameters),
+            parameters: Lock::new(Parameters::new()),
             vcpus: (0..vcpus)
                 .map(|number| Lock::new(if number == 0 { Vcpu::Up } else { Vcpu::New }))
                 .collect(),
@@ -142,10 +140,9 @@ impl<'h> Domain<'h> {
 
     /// Take what the guest has put into its rings.
     pub(super) fn serve_rings(&self) {
-        if let Some(Rings { console, store }) = self.rings {
-            ring::drain(words(console), |text| self.print(Source::Ring, text));
-            ring::refuse(words(store));
-        }
+        let Rings { console, store } = self.rings;
+        ring::drain(words(console), |text| self.print(Source::Ring, text));
+        ring::answer(words(store), self.id());
     }
 
     /// Make an event pending; whether the guest has to be told.

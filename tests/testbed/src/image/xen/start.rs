@@ -32,7 +32,7 @@ pub(crate) struct Plan<'p> {
     pub(crate) megabytes: u64,
     /// Virtual processors.
     pub(crate) vcpus: usize,
-    /// Whether it is the first domain, which has no console ring.
+    /// Whether it is told that it is the first domain.
     pub(crate) initial: bool,
 }
 
@@ -70,12 +70,8 @@ pub(crate) fn start<'h>(
     }
     let console = hypervisor.populate(guest, Gfn::new(CONSOLE_PAGE), 0)?;
     let store = hypervisor.populate(guest, Gfn::new(STORE_PAGE), 0)?;
-    let rings = if plan.initial {
-        None
-    } else {
-        grant_services(guest)?;
-        Some(Rings { console, store })
-    };
+    grant_services(guest)?;
+    let rings = Rings { console, store };
     let domain = Domain::new(hypervisor, guest, memory, plan.initial, plan.vcpus, rings)?;
     let mut vcpu = guest.vcpu(Mode::Protected, program.entry.into())?;
     vcpu.context.registers.rbx = at.into();
