@@ -317,7 +317,7 @@ guest_structures! {
     CopyPlace, 16 {
         /// In: a reference in its low 32 bits, or a frame number of the caller.
         frame: u64 = 0,
-        /// In: the granter, or the caller; the caller may name itself by `0x7ff0`.
+        /// In: the granter. With a frame number it has to be `0x7ff0`, which is the caller.
         domain: u16 = 8,
         /// In: first byte in the page.
         offset: u16 = 10,

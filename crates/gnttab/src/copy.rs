@@ -105,13 +105,13 @@ fn in_page(offset: u16, length: u16) -> bool {
 /// Whom and what one side names, and whether the caller may ask.
 fn place<D: Domain>(domain: &D, place: CopyPlace, granted: bool) -> Result<Place, Status> {
     let CopyPlace { frame, domain: id, offset: _, padding: _ } = place;
-    let caller = domain.id();
-    let subject = if id == DOMID_SELF { caller } else { DomainId::new(id) };
     if !granted {
-        // Memory of others is reached by what they granted, never by its number.
+        // Memory of others is reached by what they granted, never by its frame number. The
+        // interface has one name for the caller here, and no other is looked at.
         let own = Place::Own(Gfn::new(frame));
-        return if subject == caller { Ok(own) } else { Err(Status::PermissionDenied) };
+        return if id == DOMID_SELF { Ok(own) } else { Err(Status::PermissionDenied) };
     }
+    let subject = if id == DOMID_SELF { domain.id() } else { DomainId::new(id) };
     domain.with_granter(subject, |_| ()).ok_or(Status::BadDomain)?;
     permit(domain, subject)?;
     // The reference is the low half of the word; a guest leaves anything in the other.

@@ -76,9 +76,15 @@ const DEFECTS: &[Defect] = &[
     ("destination past the page", -10, |_, copy| copy.dest.offset = 4096 - 99),
     ("length past the page", -10, |_, copy| copy.length = u16::MAX),
     ("frame number of another's, to read", -8, |_, copy| copy.flags &= !SOURCE),
+    ("own frame number by the caller's own id, to read", -8, |_, copy| {
+        (copy.source.domain, copy.flags) = (CALLER.get(), copy.flags & !SOURCE);
+    }),
     ("unknown granter to read", -2, |_, copy| copy.source.domain = 99),
     ("policy", -8, |world, _| world.denied.set(Some(Action::Copy))),
     ("frame number of another's, to write", -8, |_, copy| copy.flags &= !DEST),
+    ("own frame number by the caller's own id, to write", -8, |_, copy| {
+        (copy.dest.domain, copy.flags) = (CALLER.get(), copy.flags & !DEST);
+    }),
     ("unknown granter to write", -2, |_, copy| copy.dest.domain = 99),
     ("reference to read out of range", -3, |_, copy| copy.source.frame = 512),
     ("reference to read far out of range", -3, |_, copy| copy.source.frame = u64::MAX),
@@ -197,26 +203,24 @@ fn the_granters_see_their_pages_in_use_while_bytes_move_and_not_after() {
 
 #[test]
 fn a_page_of_the_callers_own_is_named_by_its_number() {
-    for domain in [SELF, CALLER.get()] {
-        let world = world(Version::V1);
-        let own = CopyPlace { frame: 7, domain, ..CopyPlace::new_zeroed() };
-        let out = GrantCopy { dest: own, flags: SOURCE, ..request() };
-        let back = GrantCopy { source: own, flags: DEST, ..request() };
-        let within =
-            GrantCopy { source: own, dest: CopyPlace { frame: 9, ..own }, flags: 0, ..request() };
-        assert_eq!(copy(&world, &[out, within, back]), [0; 3]);
-        assert_eq!(world.content(World::page(CALLER, 9))[..100], pattern(1)[8..108]);
-        assert_eq!(world.content(World::page(OTHER, WRITTEN.into()))[16..116], pattern(1)[8..108]);
-        assert!(world.count(CALLER, 7).dirty && world.count(CALLER, 9).dirty);
-        world.assert_clean();
-        let nowhere = CopyPlace { frame: 1 << 52, ..own };
-        let refused = [
-            GrantCopy { dest: nowhere, flags: SOURCE, ..request() },
-            GrantCopy { source: nowhere, flags: DEST, ..request() },
-        ];
-        assert_eq!(copy(&world, &refused), [-9; 2]);
-        world.assert_clean();
-    }
+    let world = world(Version::V1);
+    let own = own(7);
+    let out = GrantCopy { dest: own, flags: SOURCE, ..request() };
+    let back = GrantCopy { source: own, flags: DEST, ..request() };
+    let within =
+        GrantCopy { source: own, dest: CopyPlace { frame: 9, ..own }, flags: 0, ..request() };
+    assert_eq!(copy(&world, &[out, within, back]), [0; 3]);
+    assert_eq!(world.content(World::page(CALLER, 9))[..100], pattern(1)[8..108]);
+    assert_eq!(world.content(World::page(OTHER, WRITTEN.into()))[16..116], pattern(1)[8..108]);
+    assert!(world.count(CALLER, 7).dirty && world.count(CALLER, 9).dirty);
+    world.assert_clean();
+    let nowhere = CopyPlace { frame: 1 << 52, ..own };
+    let refused = [
+        GrantCopy { dest: nowhere, flags: SOURCE, ..request() },
+        GrantCopy { source: nowhere, flags: DEST, ..request() },
+    ];
+    assert_eq!(copy(&world, &refused), [-9; 2]);
+    world.assert_clean();
 }
 
 #[test]
