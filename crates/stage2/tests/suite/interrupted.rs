@@ -99,6 +99,8 @@ struct Outcome {
     shown: Vec<Option<(u64, u8)>>,
     removed: Vec<(Run, u8, Leaf)>,
     changed: Vec<(Run, u8, Leaf)>,
+    /// What was put in for a split, and the tables that were linked.
+    put_in: (Vec<Run>, Vec<Run>),
     /// The spans of the tables that were freed, in order.
     freed: Vec<Run>,
     linked: usize,
@@ -166,8 +168,9 @@ fn drive<F: Format>(
         true => vec![],
         false => borders(format, layout).map(|gfn| show(tables, gfn)).collect(),
     };
-    let (removed, changed) = (log.removed, log.changed);
-    (Outcome { shown, removed, changed, freed, linked: arena.linked() }, reads, calls)
+    let Log { removed, changed, added, linked, .. } = log;
+    let put_in = (added, linked);
+    (Outcome { shown, removed, changed, put_in, freed, linked: arena.linked() }, reads, calls)
 }
 
 /// The first and last page of each mapping and of the range, and the pages next to it.
