@@ -134,21 +134,26 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, W: Watcher> Domain for Caller<'_, T, I, W> 
         rights: Rights,
     ) -> Result<PageReference, PageError> {
         let typed = rights == Rights::ReadWrite;
-        let mfn = match frame {
-            GrantedFrame::Pinned(mfn) => mfn,
+        let counted = |mfn| {
+            let info = PageInfo::of(mfn).ok_or(PageError::NotRam)?;
+            info.take(typed).map_err(|_| PageError::Refused)?;
+            Ok(PageReference::taken(mfn, typed))
+        };
+        match frame {
+            GrantedFrame::Pinned(mfn) => counted(mfn),
             GrantedFrame::Number(gfn) => {
                 let granter = self.hypervisor.guest(granter).ok_or(PageError::NotRam)?;
-                let mapping = granter.lookup(gfn).ok_or(PageError::NotRam)?;
-                match mapping.kind {
-                    Some(PageKind::RamReadWrite) => mapping.mfn,
-                    Some(PageKind::RamReadOnly) if !typed => mapping.mfn,
-                    Some(_) | None => return Err(PageError::NotRam),
-                }
+                granter.with_mapping(gfn, |mapping| match mapping {
+                    Some(p2m::Mapping { mfn, kind: Some(PageKind::RamReadWrite), .. }) => {
+                        counted(mfn)
+                    }
+                    Some(p2m::Mapping { mfn, kind: Some(PageKind::RamReadOnly), .. }) if !typed => {
+                        counted(mfn)
+                    }
+                    Some(_) | None => Err(PageError::NotRam),
+                })
             }
-        };
-        let info = PageInfo::of(mfn).ok_or(PageError::NotRam)?;
-        info.take(typed).map_err(|_| PageError::Refused)?;
-        Ok(PageReference::taken(mfn, typed))
+        }
     }
 
     // `Released` is the proof that the flush is over: only now may the page be another's.

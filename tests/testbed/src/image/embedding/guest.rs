@@ -129,9 +129,23 @@ impl Guest {
 
     /// What a frame number shows its processors.
     pub(crate) fn lookup(&self, gfn: Gfn) -> Option<p2m::Mapping> {
-        self.tables.with(|tables| match tables {
-            Tables::Separate(map) => map.get(gfn),
-            Tables::Shared(map) => map.get(gfn),
+        self.with_mapping(gfn, |mapping| mapping)
+    }
+
+    /// Do something with what a frame number shows its processors, while it does.
+    ///
+    /// A page that is in the tables is counted: whoever takes it out drops what counted it
+    /// later. So a reference has to be taken in here, and not when the lock is gone again.
+    pub(super) fn with_mapping<A>(
+        &self,
+        gfn: Gfn,
+        action: impl FnOnce(Option<p2m::Mapping>) -> A,
+    ) -> A {
+        self.tables.with(|tables| {
+            action(match tables {
+                Tables::Separate(map) => map.get(gfn),
+                Tables::Shared(map) => map.get(gfn),
+            })
         })
     }
 

@@ -1,17 +1,19 @@
 //! A guest's memory, read and written by its own addresses.
 //!
-//! Every access goes through the p2m, so that a page which is gone faults. Words are
-//! changed as wholes: the guest may write the bytes beside those that are copied.
+//! Every access goes through the p2m, so that a page which is gone faults, and one that
+//! goes meanwhile is nobody else's before the copy is over. Words are changed as wholes:
+//! the guest may write the bytes beside those that are copied.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use flush::Gfn;
+use flush::{Gfn, Mfn};
 use gnttab::{GuestAddress, GuestFault};
 use stage2::Access;
 use testbed::words::merge;
 use testbed::xen::{Bytes, Fault};
 
 use super::Guest;
+use super::page_info::PageInfo;
 use crate::memory::{self, Words};
 
 /// Bytes of a word.
@@ -70,10 +72,53 @@ impl Bytes for Guest {
 /// Where a copy has got to; the page is looked up once.
 struct Place {
     address: u64,
-    page: Option<(Gfn, &'static Words)>,
+    page: Option<(Gfn, Counted)>,
     /// What the guest itself must be allowed. The hypervisor's view of a page is writable
     /// in any case, so nothing else would stop a guest from having it written.
     needed: Access,
+}
+
+/// A page that this side uses, counted as long as it does.
+struct Counted {
+    mfn: Mfn,
+    words: &'static Words,
+}
+
+impl Counted {
+    /// The page at `gfn`. It is counted while it cannot be taken away.
+    fn new(guest: &Guest, gfn: Gfn, needed: Access) -> Result<Self, GuestFault> {
+        let mfn = guest.with_mapping(gfn, |mapping| {
+            let p2m::Mapping { mfn, access, .. } = mapping?;
+            if !access.allows(needed) {
+                return None;
+            }
+            PageInfo::of(mfn)?.take(false).ok()?;
+            Some(mfn)
+        });
+        let mfn = mfn.ok_or(GuestFault)?;
+        match memory::words(mfn) {
+            Some(words) => Ok(Self { mfn, words }),
+            None => {
+                give_back(mfn);
+                Err(GuestFault)
+            }
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        give_back(self.mfn);
+    }
+}
+
+/// No translation led to this use of the page. If it is the last, whoever took the page out
+/// of the tables has dropped his own reference, after his flush.
+fn give_back(mfn: Mfn) {
+    if PageInfo::of(mfn).is_some_and(|info| info.drop_one(false)) {
+        // The allocator refuses what is not its own; such a frame goes nowhere.
+        memory::release(mfn).ok();
+    }
 }
 
 impl Place {
@@ -84,17 +129,15 @@ impl Place {
     /// The word at this place, and the first byte of it.
     fn word(&mut self, guest: &Guest) -> Result<(&'static AtomicU64, usize), GuestFault> {
         let gfn = Gfn::new(self.address / 4096);
-        let words = match self.page {
-            Some((known, words)) if known == gfn => words,
+        let words = match &self.page {
+            Some((known, page)) if *known == gfn => page.words,
             Some(_) | None => {
-                let mapping = guest.lookup(gfn).ok_or(GuestFault)?;
-                if !mapping.access.allows(self.needed) {
-                    return Err(GuestFault);
-                }
-                memory::words(mapping.mfn).ok_or(GuestFault)?
+                let page = Counted::new(guest, gfn, self.needed)?;
+                let words = page.words;
+                self.page = Some((gfn, page));
+                words
             }
         };
-        self.page = Some((gfn, words));
         let byte = (self.address % 4096) as usize;
         Ok((words.get(byte / WORD).ok_or(GuestFault)?, byte % WORD))
     }
