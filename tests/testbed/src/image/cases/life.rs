@@ -27,6 +27,7 @@ pub(super) fn whole(machine: &Machine) -> Result<(), Failure> {
     let before = memory::free_frames();
     world.hypervisor.add(Guest::new(ID, Layout::Separate)?)?;
     live(&world, processors, ID)?;
+    ensure!(world.hypervisor.remove(ID).is_err(), "a domain went that has not ended");
     let guest = world.guest(ID)?;
     world.hypervisor.end(guest, &[])?;
     ensure!(guest.lookup(PAGES).is_none(), "a domain that has ended has memory");

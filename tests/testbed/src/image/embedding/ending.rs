@@ -4,12 +4,14 @@
 //! this very domain, whose pages stay held until that batch was flushed.
 //! [`Hypervisor::remove`] takes away what is left, the tables themselves.
 
+use core::sync::atomic::Ordering;
+
 use arrayvec::ArrayVec;
 use flush::{
     Batch, Cleared, DomainId, Flushed, Gone, Hardware, Iotlb, Mfn, Records, Room, Run, Skipped,
 };
 use gnttab::{Domain as _, Teardown, release_all};
-use iommu_vtd::Device;
+use iommu_vtd::{Device, Guarded as _};
 use p2m::{AtNextEntry, PageKind, TlbFlush};
 use stage2::{Budget, Emptied, Leaf, Recorder, Rest, Sink, Stop, Stopped, Unheld};
 use testbed::failure::{Context as _, Failure};
@@ -158,12 +160,18 @@ impl Hypervisor {
     /// Take down the tables of a domain that has [ended](Self::end), and forget it.
     ///
     /// # Errors
-    /// If there is no such domain, something still runs or reaches it, or its tables are
-    /// its devices' as well, which no case needs.
+    /// If there is no such domain, it has not ended, somebody still uses what it granted, or
+    /// its tables are its devices' as well, which no case needs. It stays on the list then,
+    /// but in the last case.
     pub(crate) fn remove(&mut self, id: DomainId) -> Result<(), Failure> {
+        let guest = self.guest(id).context("a domain to take away")?;
+        let (may_run, running) = (guest.may_run.load(Ordering::SeqCst), guest.cpus.running());
+        ensure!(!may_run && running.is_empty(), "{id:?} has not ended: {running:?} run it");
+        ensure!(guest.dma.devices() == 0, "{id:?} has {} devices", guest.dma.devices());
+        let pinned = guest.grants.with(|table| table.pinned());
+        ensure!(pinned == 0, "{pinned} grants of {id:?} are in use");
         let guest = self.take(id)?;
         let (tables, dma, cpus) = guest.into_tables();
-        ensure!(cpus.running().is_empty(), "processors {:?} run {id:?}", cpus.running());
         let Tables::Separate(map) = tables else {
             fail!("the tables of {id:?} are its devices' as well");
         };
