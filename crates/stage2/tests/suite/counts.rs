@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use flush::{Gfn, Mfn};
+use flush::{Gfn, Mfn, Run};
 use stage2::format::arm64::{Arm64, Granule};
 use stage2::format::ept::{Ept, EptLevels};
 use stage2::{
@@ -120,4 +120,38 @@ fn a_walk_reads_every_entry_of_every_table_once() {
     check_reads(four, std::iter::once(0), 512 * 4);
     // One page in the last GiB of every root entry.
     check_reads(four, (0..512).map(|entry| entry << 27 | 511 << 18), 512 + 512 * 3 * 512);
+}
+
+/// Reads of a walk over a range in which nothing is mapped.
+#[track_caller]
+fn check_empty_range(first: u64, last: u64, reads: u64) {
+    let format = Ept::new(EptLevels::Four);
+    let arena = Arena::new(&format);
+    let tables = arena.tables(&format);
+    [0, 600, 511 << 9 | 511, 3 << 18].iter().for_each(|page| put(tables, *page));
+    arena.reads.set(0);
+    let rest = Rest::new(Run::new(Gfn::new(first), Gfn::new(last)).unwrap());
+    let mut log = Log::new();
+    let tally = clear(tables, rest, &mut Budget::new(1000), Emptied::Free, &mut log).unwrap();
+    assert_eq!((tally.reads, arena.reads.get()), (reads, reads), "{first:#x} to {last:#x}");
+    assert!(!log.asks_for_flush());
+}
+
+#[test]
+fn a_walk_reads_no_entry_beyond_its_range() {
+    for last in 1..512 {
+        check_empty_range(1, last, 3 + last);
+        check_empty_range(last, 511, 3 + 512 - last);
+        check_empty_range(last, last, 4);
+    }
+    // Blocks of 512 pages from the third on, which may be cut at both ends.
+    for block in 2..511 {
+        check_empty_range(2 << 9, block << 9 | 511, 2 + block - 1);
+        check_empty_range(2 << 9 | 5, block << 9 | 7, 2 + block - 1);
+    }
+    // From a page table into the blocks behind it, and from one GiB into the next.
+    check_empty_range(500, 511, 3 + 12);
+    check_empty_range(601, 2 << 9, 3 + 1023 - 600 + 1);
+    check_empty_range(1 << 18, (3 << 18) - 1, 1 + 2);
+    check_empty_range(1 << 18 | 77, 2 << 18 | 1, 1 + 2);
 }
