@@ -99,6 +99,8 @@ const MASK_VIRTUALLY: u64 = 1 << 24;
 const REQUESTED: u64 = 1 << 8 | 1 << 20;
 /// The fields of a requested interrupt.
 const REQUEST: u64 = REQUESTED | 0xf << 16 | 0xff << 32;
+/// The guest's task priority.
+const TASK_PRIORITY: u64 = 0xff;
 
 /// One vCPU that is not running.
 #[derive(Debug)]
@@ -161,6 +163,9 @@ impl Context {
         let control = &mut self.vmcb.control;
         control.intercept_first |= intercept::FIRST;
         control.intercept_second |= intercept::SECOND;
+        // No virtual GIF, NMI or interrupt controller: the last has the processor write to
+        // pages that nothing here has given it.
+        control.virtual_interrupt &= TASK_PRIORITY | REQUEST;
         control.virtual_interrupt |= MASK_VIRTUALLY;
         (control.port_map, control.msr_map) = (port_map, msr_map);
         // Nested paging, and nothing that encrypts. The root is for `p2m` to write.
@@ -342,13 +347,15 @@ mod tests {
         let control = &mut guest.vmcb.control;
         (control.nested_control, control.clean, control.last_branch) = (0x6, u64::MAX, 3);
         control.intercept_first = intercept::NON_MASKABLE | 1 << 14;
+        control.virtual_interrupt = 1 << 31 | 1 << 30 | 1 << 25 | 1 << 9 | 7;
+        assert!(guest.request(0x30));
         guest.confine(0x5000, 0x8000);
         let control = &guest.vmcb.control;
         assert_eq!((control.nested_control, control.clean, control.last_branch), (1, 0, 0));
         assert_eq!(control.intercept_first, intercept::FIRST | 1 << 14);
         assert_eq!(control.intercept_second & 1, 1, "VMRUN has to be intercepted");
         assert_eq!((control.port_map, control.msr_map), (0x5000, 0x8000));
-        assert_eq!(control.virtual_interrupt, MASK_VIRTUALLY);
+        assert_eq!(control.virtual_interrupt, MASK_VIRTUALLY | 0x30_001f_0107);
     }
 
     #[test]
