@@ -220,6 +220,9 @@ pub trait Domain: Sized {
 
     /// Writes guest memory at `address`. No lock is held.
     ///
+    /// The guest chooses the address: what it may not write itself, such as a page that
+    /// was granted to it for reading, is not written for it either.
+    ///
     /// # Errors
     /// As [`copy_from_guest`](Self::copy_from_guest); part of it may have been written.
     fn copy_to_guest(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault>;
@@ -251,8 +254,10 @@ pub trait Domain: Sized {
     /// reference if the granter's pages have types. The granter's table is locked, unless
     /// the caller copies from or to a page of its own: then no lock is held.
     ///
-    /// Only RAM of `granter` itself counts: what it has mapped of others does not. A look-up takes the lock of the granter's p2m inside. For [`GrantedFrame::Pinned`]
-    /// the reference has to be on that very page.
+    /// Only RAM of `granter` itself counts: what it has mapped of others does not. A look-up
+    /// takes the lock of the granter's p2m inside, and the reference has to be taken before
+    /// that lock is gone: after it the page may be free, or another's. For
+    /// [`GrantedFrame::Pinned`] the reference has to be on that very page.
     ///
     /// # Errors
     /// [`PageError`], with no reference taken.
@@ -277,8 +282,9 @@ pub trait Domain: Sized {
     ///
     /// References on both pages are held, for writing on `to`, whose owner may want to
     /// know that it was written: note that here. No translation of the caller may be made
-    /// for it, and nothing of it may be in use any more on return: no flush follows. Guests and devices may write to either page at the same time. Where
-    /// the ranges overlap, what ends up in the common bytes is not defined.
+    /// for it, and nothing of it may be in use any more on return: no flush follows. Guests
+    /// and devices may write to either page at the same time. Where the ranges overlap, what
+    /// ends up in the common bytes is not defined.
     ///
     /// # Errors
     /// [`NotCopied`], with nothing written outside of `to`.

@@ -150,8 +150,9 @@ pub(super) fn enter(guest: &mut Context, root: NestedRoot) {
     // SAFETY: SVM is on. The three parts are borrowed for the call and lie at their
     // physical addresses, the host block is this processor's. The guest was confined right
     // above: it reaches what its nested tables show it, which are managed frames, used
-    // through atomics alone, and neither ports nor registers of this side. Everything that compiled code relies on
-    // is put back: callee-saved and floating-point registers, segments, RFLAGS.IF.
+    // through atomics alone, and neither ports nor registers of this side. Everything that
+    // compiled code relies on is put back: callee-saved and floating-point registers,
+    // segments, RFLAGS.IF.
     unsafe { svm_enter(vmcb, registers, floating, host.cast()) }
     EXITS.fetch_add(1, Ordering::SeqCst);
 }
