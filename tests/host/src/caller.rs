@@ -16,6 +16,7 @@ use gnttab::{
     PageError, PageReference, Pin, Removed, Rights, VcpuId,
 };
 use p2m::PageKind;
+use stage2::Access;
 
 use crate::{
     Guest, Hypervisor, Ram,
@@ -330,12 +331,13 @@ impl<R: Ram> Hypervisor<R> {
         guest: &Guest<R>,
         address: GuestAddress,
         length: usize,
+        needed: Access,
         mut page: impl FnMut(&R, Mfn, usize, usize),
     ) -> Result<(), GuestFault> {
         let (mut at, mut left) = (address.0, length);
         at.checked_add(left as u64).ok_or(GuestFault)?;
         while left > 0 {
-            let mfn = guest.translate(Gfn::new(at >> 12)).ok_or(GuestFault)?;
+            let mfn = guest.translate(Gfn::new(at >> 12), needed).ok_or(GuestFault)?;
             let offset = (at & 0xfff) as usize;
             let here = left.min(4096 - offset);
             page(self.memory.ram(), mfn, offset, here);
@@ -358,7 +360,7 @@ impl<R: Ram> Hypervisor<R> {
     ) -> Result<(), GuestFault> {
         let length = bytes.len();
         let mut rest = bytes;
-        self.each_page(guest, address, length, |ram, mfn, offset, here| {
+        self.each_page(guest, address, length, Access::READ, |ram, mfn, offset, here| {
             let (part, left) = mem::take(&mut rest).split_at_mut(here);
             rest = left;
             read_bytes(ram, mfn, offset, part);
@@ -368,7 +370,7 @@ impl<R: Ram> Hypervisor<R> {
     /// Writes guest memory, word by word.
     ///
     /// # Errors
-    /// [`GuestFault`] where nothing is mapped.
+    /// [`GuestFault`] where nothing is mapped, or nothing that the guest itself may write.
     #[inline(always)]
     pub fn copy_to(
         &self,
@@ -379,7 +381,8 @@ impl<R: Ram> Hypervisor<R> {
         let offset = (address.0 & 0xfff) as usize;
         if (1..=8 - offset % 8).contains(&bytes.len()) {
             // A status.
-            let mfn = guest.translate(Gfn::new(address.0 >> 12)).ok_or(GuestFault)?;
+            let gfn = Gfn::new(address.0 >> 12);
+            let mfn = guest.translate(gfn, Access::WRITE).ok_or(GuestFault)?;
             write_in_word(self.memory.ram(), mfn, offset, bytes);
             return Ok(());
         }
@@ -395,7 +398,7 @@ impl<R: Ram> Hypervisor<R> {
         bytes: &[u8],
     ) -> Result<(), GuestFault> {
         let mut rest = bytes;
-        self.each_page(guest, address, bytes.len(), |ram, mfn, offset, here| {
+        self.each_page(guest, address, bytes.len(), Access::WRITE, |ram, mfn, offset, here| {
             let (part, left) = rest.split_at(here);
             rest = left;
             write_bytes(ram, mfn, offset, part);

@@ -14,7 +14,7 @@ use gnttab::{GrantTable, Maptrack};
 use iommu_vtd::{DmaDomain, Guarded, Members};
 use p2m::{GuestCpus, P2m, PageKind};
 use stage2::{
-    Budget, Format, PageError, Rest, TableMemory,
+    Access, Budget, Format, PageError, Rest, TableMemory,
     format::{
         ept::{Ept, EptLevels},
         vtd::{Vtd, VtdLevels},
@@ -61,7 +61,7 @@ pub enum Layout {
 /// again. Both are behind one lock, so the answer is always what a walk would say.
 pub(crate) struct Space<R> {
     tables: Tables<R>,
-    last: Option<(Gfn, Mfn)>,
+    last: Option<(Gfn, Mfn, Access)>,
 }
 
 impl<R> Space<R> {
@@ -74,18 +74,19 @@ impl<R> Space<R> {
     /// Looks the page up in the tables, and keeps the answer.
     #[cold]
     #[inline(never)]
-    fn walk(&mut self, gfn: Gfn) -> Option<Mfn>
+    fn walk(&mut self, gfn: Gfn, needed: Access) -> Option<Mfn>
     where
         R: Ram,
     {
-        self.last = Some((gfn, self.tables.get(gfn)?.mfn));
-        self.last.map(|(_, mfn)| mfn)
+        let p2m::Mapping { mfn, access, .. } = self.tables.get(gfn)?;
+        self.last = Some((gfn, mfn, access));
+        access.allows(needed).then_some(mfn)
     }
 
     /// The tables, for an edit that changes what `gfn` shows and nothing else.
     #[inline]
     fn edit_page(&mut self, gfn: Gfn) -> &mut Tables<R> {
-        if self.last.is_some_and(|(last, _)| last == gfn) {
+        if self.last.is_some_and(|(last, ..)| last == gfn) {
             self.last = None;
         }
         &mut self.tables
@@ -192,13 +193,15 @@ impl<R: Ram> Guest<R> {
         lock(&self.space).tables.get(gfn)
     }
 
-    /// The page behind a frame number.
+    /// The page behind a frame number, if the guest itself may reach it so.
+    ///
+    /// The hypervisor's own view of a page can be written in any case.
     #[inline(always)]
-    pub(crate) fn translate(&self, gfn: Gfn) -> Option<Mfn> {
+    pub(crate) fn translate(&self, gfn: Gfn, needed: Access) -> Option<Mfn> {
         let mut space = lock(&self.space);
         match space.last {
-            Some((last, mfn)) if last == gfn => Some(mfn),
-            Some(_) | None => space.walk(gfn),
+            Some((last, mfn, access)) if last == gfn && access.allows(needed) => Some(mfn),
+            Some(_) | None => space.walk(gfn, needed),
         }
     }
 
@@ -433,7 +436,7 @@ mod tests {
             let check = |expected: [Option<Mfn>; 2]| {
                 // The edited page comes first and last, so that it is the one that is kept.
                 for (gfn, index) in [(two, 1), (one, 0), (two, 1)] {
-                    assert_eq!(guest.translate(gfn), expected[index]);
+                    assert_eq!(guest.translate(gfn, Access::READ), expected[index]);
                 }
             };
             check(pages.map(Some));

@@ -1,7 +1,7 @@
 //! A mapping gives what its grant gives, and is removed only as what it is.
 
 use flush::Gfn;
-use gnttab::{Action, Outcome};
+use gnttab::{Action, Errno, Outcome};
 use host::{
     Layout, Setup, World,
     calls::{Fate, Shared, map_request, operation, unmap_request},
@@ -81,6 +81,25 @@ fn a_read_only_grant_is_not_mapped_for_writing() {
         world.give_back(&[mapped]);
         world.take_back_and_try(&[mapped], OTHER_CPU);
         world.check_handles_free(0);
+    }
+}
+
+#[test]
+fn a_guest_cannot_have_written_what_it_may_only_read() {
+    for layout in LAYOUTS {
+        let world = world(layout);
+        let (reference, mfn) = grant(&world, 0, true);
+        let gfn = Gfn::new(FIRST);
+        let mapped = world.share_again(reference, gfn, true);
+        let before = world.fill(mfn, 1);
+        // The elements are read from the granter's page, the status has no place there.
+        for operation in [operation::MAP, operation::UNMAP, operation::COPY] {
+            let ended = world.call(BACKEND, operation, gfn.get() << 12, 1);
+            assert_eq!(ended.outcome, Outcome::Failed(Errno::Fault), "{layout:?}: {operation}");
+            assert!(world.content(mfn) == before, "{layout:?}: {operation}");
+        }
+        world.give_back(&[mapped]);
+        world.take_back_and_try(&[mapped], OTHER_CPU);
     }
 }
 
