@@ -56,16 +56,19 @@ impl<P, const N: usize> Contents<P, N> {
         hardware: &Hardware<'_, T, I>,
     ) -> Result<Report, FlushError<T::Error, I::Error>> {
         let Hardware { tlb: cpus, iotlb: units } = hardware;
-        let Record { domain, tlb, iotlb, tables: _ } = &mut self.record;
+        let Record { domain, covers, tables: _ } = &mut self.record;
+        covers.end_of_edit();
+        let (tlb, iotlb) = (covers.tlb(), covers.iotlb());
         // Devices first: their units work while the CPUs are being kicked.
         let on_units = (!iotlb.is_nothing()).then(|| units.start(*domain, iotlb));
         let on_cpus = (!tlb.is_nothing()).then(|| cpus.start(*domain, tlb));
         let report = Report { tlb: on_cpus.is_some(), iotlb: on_units.is_some() };
         // Both are waited for before either result is looked at.
         let error = FlushError {
-            tlb: on_cpus.and_then(|token| paid(tlb, cpus.wait(token))),
-            iotlb: on_units.and_then(|token| paid(iotlb, units.wait(token))),
+            tlb: on_cpus.and_then(|token| cpus.wait(token).err()),
+            iotlb: on_units.and_then(|token| units.wait(token).err()),
         };
+        covers.paid(error.tlb.is_none(), error.iotlb.is_none());
         match error {
             FlushError { tlb: None, iotlb: None } => Ok(report),
             failed => Err(failed),
@@ -74,17 +77,9 @@ impl<P, const N: usize> Contents<P, N> {
 
     /// Whether nothing is owed: the entries are gone from every cache.
     fn is_paid(&self) -> bool {
-        let Record { domain: _, tlb, iotlb, tables: _ } = &self.record;
-        tlb.is_nothing() && iotlb.is_nothing()
+        let Record { domain: _, covers, tables: _ } = &self.record;
+        covers.is_nothing()
     }
-}
-
-/// Clears the cover of a kind whose flush completed, or hands on its error.
-fn paid<E>(cover: &mut Cover, done: Result<(), E>) -> Option<E> {
-    if done.is_ok() {
-        cover.clear();
-    }
-    done.err()
 }
 
 impl<P, const N: usize> Drop for Contents<P, N> {
@@ -155,13 +150,13 @@ impl<P, const N: usize> Batch<P, N> {
     /// What CPUs must forget.
     #[must_use]
     pub fn tlb(&self) -> &Cover {
-        &self.0.record.tlb
+        self.0.record.covers.tlb()
     }
 
     /// What devices must forget.
     #[must_use]
     pub fn iotlb(&self) -> &Cover {
-        &self.0.record.iotlb
+        self.0.record.covers.iotlb()
     }
 
     /// Runs one edit and holds the page that it unmapped.
@@ -177,9 +172,9 @@ impl<P, const N: usize> Batch<P, N> {
         if self.0.pages.is_full() {
             return Err(HoldError::Full);
         }
-        let (page, _cleared) =
-            edit(&mut Skipped::new(&mut self.0.record)).map_err(HoldError::Edit)?;
-        self.0.pages.push(page);
+        let edited = edit(&mut Skipped::new(&mut self.0.record)).map(|(page, _cleared)| page);
+        self.0.record.covers.end_of_edit();
+        self.0.pages.push(edited.map_err(HoldError::Edit)?);
         Ok(())
     }
 
@@ -193,7 +188,9 @@ impl<P, const N: usize> Batch<P, N> {
     ) -> R {
         let Contents { record, pages } = &mut self.0;
         let mut room = Room { pages, brand: PhantomData };
-        edit(&mut Skipped::new(record), &mut room)
+        let result = edit(&mut Skipped::new(record), &mut room);
+        record.covers.end_of_edit();
+        result
     }
 
     /// Flushes every kind that has something on record, and waits for all of them.

@@ -140,12 +140,14 @@ impl Cover {
     pub fn record(&mut self, run: Run, order: u8, depth: Depth, change: Change) {
         self.depth = self.depth.max(depth);
         self.change = self.change.max(change);
-        if !self.everything {
-            if order == self.order && self.orders.is_empty() {
-                self.insert(run);
-            } else {
-                self.insert_unlike(run, order);
-            }
+        if order != self.order || !self.orders.is_empty() {
+            self.insert_unlike(run, order);
+            return;
+        }
+        // Grants are mostly given back in ascending order: try the end first.
+        match self.runs.last_mut() {
+            Some(last) if last.is_right_before(run) => *last = last.until(run),
+            Some(_) | None => self.insert(run),
         }
     }
 
@@ -181,32 +183,26 @@ impl Cover {
     }
 
     /// Adds a run with leaves like those of all runs before it.
-    #[inline]
+    #[inline(never)]
     fn insert(&mut self, run: Run) {
-        // Grants are mostly given back in ascending order: try the end first.
-        let room = !self.runs.is_full();
-        match self.runs.last_mut() {
-            Some(last) if last.first() <= run.first() && last.touches(run) => {
-                *last = last.hull(run);
-            }
-            Some(last) if run.first() <= last.last() || !room => self.insert_anywhere(run),
-            None | Some(_) => self.runs.push(run),
+        if self.everything {
+            return;
         }
-    }
-
-    fn insert_anywhere(&mut self, run: Run) {
-        // All runs from `start` to before `end` touch the new one and melt into it.
-        let start = self.runs.partition_point(|own| own.last() < run.first() && !own.touches(run));
-        let mut end = start;
-        let mut hull = run;
-        while let Some(own) = self.runs.get(end).filter(|own| own.touches(run)) {
-            hull = hull.hull(*own);
-            end += 1;
-        }
-        if end > start {
-            self.runs.drain(start + 1..end);
+        // All runs before `at` begin before the new one, and none after it does.
+        let before = |own: &Run| own.first() <= run.first();
+        let at = self.runs.partition_point(before);
+        // No two of them touch, so of those before it only the last one can touch it.
+        let below = at.checked_sub(1).filter(|low| self.runs[*low].touches(run));
+        let touched = self.runs[at..].iter().take_while(|own| own.touches(run)).count();
+        let (start, end) = (below.unwrap_or(at), at.saturating_add(touched));
+        if start < end {
+            let melted = &self.runs[start..end];
+            let hull = melted.iter().fold(run, |hull, own| hull.hull(*own));
             self.runs[start] = hull;
-        } else if self.runs.try_insert(start, run).is_err() {
+            if end - start > 1 {
+                self.runs.drain(start + 1..end);
+            }
+        } else if self.runs.try_insert(at, run).is_err() {
             self.insert_unlike(run, self.order);
         }
     }
@@ -214,6 +210,9 @@ impl Cover {
     /// Adds a run whose leaves are of another size, or for which there is no room.
     #[cold]
     fn insert_unlike(&mut self, mut run: Run, mut order: u8) {
+        if self.everything {
+            return;
+        }
         if self.orders.is_empty() {
             self.orders.extend(self.runs.iter().map(|_| self.order));
         }

@@ -169,6 +169,19 @@ impl Run {
             && other.first.0 <= self.last.0.saturating_add(1)
     }
 
+    /// Whether `next` begins where this one ends.
+    #[inline]
+    pub(crate) const fn is_right_before(self, next: Self) -> bool {
+        // No run ends before the first frame.
+        next.first.0 != 0 && self.last.0 == next.first.0.saturating_sub(1)
+    }
+
+    /// The run from here to the end of `next`, which comes after it.
+    #[inline]
+    pub(crate) const fn until(self, next: Self) -> Self {
+        Self { first: self.first, last: next.last }
+    }
+
     /// The smallest run that contains both.
     #[must_use]
     #[inline]

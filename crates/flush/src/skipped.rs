@@ -19,7 +19,10 @@ use core::marker::PhantomData;
 
 use arrayvec::ArrayVec;
 
-use crate::{Change, Cover, Depth, DomainId, Run, TablePage};
+use crate::{
+    Change, Depth, DomainId, Run, TablePage,
+    both::{Both, Entry},
+};
 
 /// How many unlinked table pages one batch can carry.
 pub const TABLES: usize = 32;
@@ -46,49 +49,52 @@ pub trait Kind: Records {}
 impl Kind for Tlb {}
 impl Kind for Iotlb {}
 
+/// Who walks the table that an edit changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kinds {
+    /// CPUs alone.
+    Tlb,
+    /// Devices alone.
+    Iotlb,
+    /// Both.
+    Both,
+}
+
 /// Which covers an edit of a table goes onto.
 pub trait Records: sealed::Sealed {
+    /// Who walks the table.
+    const KINDS: Kinds;
     /// Whether CPUs walk the table.
-    const TLB: bool;
+    const TLB: bool = !matches!(Self::KINDS, Kinds::Iotlb);
     /// Whether devices walk the table.
-    const IOTLB: bool;
+    const IOTLB: bool = !matches!(Self::KINDS, Kinds::Tlb);
 }
 impl Records for Tlb {
-    const TLB: bool = true;
-    const IOTLB: bool = false;
+    const KINDS: Kinds = Kinds::Tlb;
 }
 impl Records for Iotlb {
-    const TLB: bool = false;
-    const IOTLB: bool = true;
+    const KINDS: Kinds = Kinds::Iotlb;
 }
 impl Records for Shared {
-    const TLB: bool = true;
-    const IOTLB: bool = true;
+    const KINDS: Kinds = Kinds::Both;
 }
 
 /// What a batch owes before it may give out anything.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) domain: DomainId,
-    pub(crate) tlb: Cover,
-    pub(crate) iotlb: Cover,
+    pub(crate) covers: Both,
     pub(crate) tables: ArrayVec<TablePage, TABLES>,
 }
 
 impl Record {
     pub(crate) const fn new(domain: DomainId) -> Self {
-        Self { domain, tlb: Cover::NOTHING, iotlb: Cover::NOTHING, tables: ArrayVec::new_const() }
+        Self { domain, covers: Both::NOTHING, tables: ArrayVec::new_const() }
     }
 
     #[inline]
-    fn covers<K: Records>(&mut self, mut note: impl FnMut(&mut Cover)) {
-        let Self { domain: _, tlb, iotlb, tables: _ } = self;
-        if K::TLB {
-            note(tlb);
-        }
-        if K::IOTLB {
-            note(iotlb);
-        }
+    fn add<K: Records>(&mut self, run: Run, order: u8, depth: Depth, change: Change) {
+        self.covers.add::<K>(Entry { run, order, depth, change });
     }
 }
 
@@ -119,7 +125,7 @@ impl<'id> Skipped<'id> {
     /// A valid leaf of 2^`order` frames was cleared or changed; `run` is all it mapped.
     #[inline]
     pub fn leaf<K: Records>(&mut self, run: Run, order: u8) -> Gone<'id, K> {
-        self.record.covers::<K>(|cover| cover.record(run, order, Depth::Leaves, Change::Modified));
+        self.record.add::<K>(run, order, Depth::Leaves, Change::Modified);
         Gone::new()
     }
 
@@ -132,23 +138,23 @@ impl<'id> Skipped<'id> {
     /// A present entry was put where none was.
     #[inline]
     pub fn added<K: Records>(&mut self, run: Run) {
-        self.record.covers::<K>(|cover| cover.record(run, 0, Depth::Leaves, Change::Added));
+        self.record.add::<K>(run, 0, Depth::Leaves, Change::Added);
     }
 
     /// A table was linked over `run`, where nothing was present.
     #[inline]
     pub fn linked<K: Records>(&mut self, run: Run) {
-        self.record.covers::<K>(|cover| cover.record(run, 0, Depth::Tables, Change::Added));
+        self.record.add::<K>(run, 0, Depth::Tables, Change::Added);
     }
 
     /// A table entry over `run` changed or went: walk caches must forget it too.
     pub fn retabled<K: Records>(&mut self, run: Run) {
-        self.record.covers::<K>(|cover| cover.record(run, 0, Depth::Tables, Change::Modified));
+        self.record.add::<K>(run, 0, Depth::Tables, Change::Modified);
     }
 
     /// Every translation of the domain must be forgotten, walk caches included.
     pub fn everything<K: Records>(&mut self) {
-        self.record.covers::<K>(|cover| cover.everything(Depth::Tables));
+        self.record.covers.everything::<K>(Depth::Tables);
     }
 
     /// A table page that mapped `run` was unlinked: it waits for the flush too.

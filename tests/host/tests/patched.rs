@@ -44,8 +44,8 @@ const PATCHES: &[Patch] = &[
     Patch {
         name: "devices are not waited for",
         file: "crates/flush/src/batch.rs",
-        line: "iotlb: on_units.and_then(|token| paid(iotlb, units.wait(token))),",
-        broken: "iotlb: on_units.and_then(|_| paid(iotlb, Ok::<(), I::Error>(()))),",
+        line: "iotlb: on_units.and_then(|token| units.wait(token).err()),",
+        broken: "iotlb: on_units.and_then(|_| None),",
         witness: "ReleasedFrame",
         honest: TWINS,
     },
