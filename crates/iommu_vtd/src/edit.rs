@@ -5,8 +5,8 @@
 
 use flush::{Dfn, Gfn, Gone, Iotlb, Mfn, Run, Skipped};
 use stage2::{
-    Access, Budget, Emptied, Format, Found, Leaf, MapStopped, PageError, Recorder, Rest, Sink,
-    Stopped, TableMemory, Tables, Tally, Unheld, format::vtd::Vtd,
+    Access, Budget, Emptied, Format, Found, Leaf, MapStopped, PageError, Path, Recorder, Rest,
+    Sink, Stopped, TableMemory, Tables, Tally, Unheld, format::vtd::Vtd,
 };
 
 use crate::{DmaDomain, Guarded, Members};
@@ -72,9 +72,31 @@ impl<G: Guarded<Members>> DmaDomain<G> {
         expected: Expected,
         skipped: &mut Skipped<'id>,
     ) -> Result<Gone<'id, Iotlb>, PageError> {
+        self.clear_near(memory, &mut Path::NEW.clone(), dfn, expected, skipped)
+    }
+
+    /// As [`clear`](Self::clear), for pages that are cleared one after the other: `path` is
+    /// the way to the last one.
+    ///
+    /// The embedder keeps it behind its lock around this domain's tables, and uses it with
+    /// this `memory` alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`clear`](Self::clear).
+    #[inline]
+    pub fn clear_near<'id>(
+        &self,
+        memory: &impl TableMemory,
+        path: &mut Path,
+        dfn: Dfn,
+        expected: Expected,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Gone<'id, Iotlb>, PageError> {
         let tables = self.tables(memory);
+        let likely = Leaf::new(expected.mfn, expected.access);
         let same = |leaf: &Leaf| leaf.mfn == expected.mfn && leaf.access == expected.access;
-        stage2::clear_page(tables, Gfn::from(dfn), skipped, same).map(|(_, gone)| gone)
+        stage2::clear_page_near(tables, path, Gfn::from(dfn), skipped, likely, same)
     }
 
     /// Clears every page of `rest`, frees emptied tables through the record, and hands the

@@ -11,7 +11,7 @@ use core::marker::PhantomData;
 
 use flush::{Gfn, Gone, Mfn, Run, Skipped, Tlb};
 use stage2::{
-    Access, Budget, Emptied, Entry, Format, Found, Leaf, Level, Over, PageError, Rest, Sink,
+    Access, Budget, Emptied, Entry, Format, Found, Leaf, Level, Over, PageError, Path, Rest, Sink,
     Stopped, TableMemory, Tables, Tally, Unencodable, Unheld,
 };
 
@@ -41,6 +41,8 @@ pub struct P2m<F, M, K = Tlb> {
     format: F,
     memory: M,
     root: Mfn,
+    /// The way to the last page that was cleared.
+    path: Path,
     walkers: PhantomData<fn() -> K>,
 }
 
@@ -92,7 +94,7 @@ impl<F: Format, M: TableMemory, K: Walkers> P2m<F, M, K> {
             return Err(NewError::BreakBeforeMake);
         }
         let root = memory.link(memory.allocate().ok_or(NewError::NoTable)?);
-        Ok(Self { format, memory, root, walkers: PhantomData })
+        Ok(Self { format, memory, root, path: Path::NEW, walkers: PhantomData })
     }
 
     /// The page of the root, for an EPTP, a VMCB or a context entry.
@@ -245,24 +247,24 @@ impl<F: Format, M: TableMemory, K: Walkers> P2m<F, M, K> {
         Teardown::new(self)
     }
 
-    #[inline]
+    #[inline(always)]
     fn clear_single<'id>(
-        &self,
+        &mut self,
         gfn: Gfn,
         expected: Expected,
         skipped: &mut Skipped<'id>,
     ) -> Result<Gone<'id, K>, PageError> {
         let Expected { mfn, kind } = expected;
-        stage2::clear_page(self.tables(), gfn, skipped, |leaf| {
-            leaf.mfn == mfn && leaf.tag == kind.tag()
-        })
-        .map(|(_, gone)| gone)
+        let Self { format, memory, root, path, walkers: _ } = self;
+        let tables = Tables { format: &*format, memory: &*memory, root: *root };
+        let expected = |leaf: &Leaf| leaf.mfn == mfn && leaf.tag == kind.tag();
+        stage2::clear_page_near(tables, path, gfn, skipped, kind.leaf(mfn), expected)
     }
 
     /// The single leaf was not there: a large one may have to be split.
     #[cold]
     fn clear_otherwise<'id>(
-        &self,
+        &mut self,
         gfn: Gfn,
         expected: Expected,
         error: PageError,

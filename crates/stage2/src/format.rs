@@ -92,6 +92,14 @@ pub trait Format {
     /// [`Unencodable::Access`] if the format has no leaf with these rights.
     fn with_access(&self, level: Level, raw: u64, access: Access) -> Result<u64, Unencodable>;
 
+    /// The bits of a page's leaf that hardware sets by itself: accessed and dirty.
+    ///
+    /// A format that does not say takes the longer way to clear a page that is marked.
+    #[inline]
+    fn marks(&self) -> u64 {
+        0
+    }
+
     /// Whether a valid entry may only change through empty and a flush.
     ///
     /// With such a format a split stops with [`Stop::Split`](crate::Stop::Split) once
@@ -278,6 +286,19 @@ impl Geometry {
     #[inline]
     pub(crate) const fn index(self, order: u8, frame: Gfn) -> usize {
         ((frame.get() >> order) & self.index_mask) as usize
+    }
+
+    /// The level of the lowest table that serves two frames, by the bits in which their
+    /// numbers differ.
+    #[inline]
+    pub(crate) const fn shared_level(self, differ: u64) -> Level {
+        let (mut level, mut order) = (Level::PAGE, self.page_order + self.index_bits);
+        // Not above the order of a root entry: frame numbers are shorter than 64 bits.
+        while order <= self.top_order && differ >> order != 0 {
+            let Some(above) = level.above() else { break };
+            (level, order) = (above, order + self.index_bits);
+        }
+        level
     }
 
     /// The order of a root entry, and by how much it shrinks from level to level.

@@ -8,7 +8,8 @@
 //! - [`map()`] and [`map_run`] install leaves, [`split()`] breaks a large one;
 //! - [`clear`], [`protect`], [`visit`] and [`destroy`] walk a range, can stop anywhere,
 //!   and say where to go on ([`Rest`]) and why they stopped ([`Stop`]);
-//! - [`clear_page`] and [`lookup`] serve a single page;
+//! - [`clear_page`] and [`lookup`] serve a single page, [`clear_page_near`] pages near each
+//!   other;
 //! - [`Unwalked`] is a tree that no hardware can walk, so that it needs no flush;
 //! - [`chunked`] runs a walk piece by piece, and [`Tracked`] holds mappings that are in
 //!   no table.
@@ -41,6 +42,7 @@ pub mod format;
 mod map;
 mod memory;
 mod page;
+mod path;
 mod record;
 mod split;
 mod stop;
@@ -54,7 +56,8 @@ pub use entry::{Access, Entry, Leaf, Level, MAX_LEVELS, MemoryType, Tag};
 pub use format::{Format, Geometry, Unencodable};
 pub use map::{MapError, MapStopped, Over, map, map_run};
 pub use memory::TableMemory;
-pub use page::{PageError, clear_page, lookup};
+pub use page::{PageError, clear_page, clear_page_near, lookup};
+pub use path::Path;
 pub use record::{Record, Recorder, Sink, Unheld};
 pub use split::{PendingSplit, SplitError, abandon_split, finish_split, split};
 pub use stop::{Budget, Rest, Stop, Stopped, Tally};

@@ -69,6 +69,15 @@ pub trait TableMemory {
         TablePage::unlinked(table)
     }
 
+    /// How many tables were [unlinked](Self::unlink) so far, of any tree, or `None` for a
+    /// memory that does not count them.
+    ///
+    /// A [`Path`](crate::Path) trusts it: the number must have grown when `unlink` returns,
+    /// as whoever holds the lock of the tree's edits sees it.
+    fn unlinked(&self) -> Option<u64> {
+        None
+    }
+
     /// How many entries of the page are not zero.
     fn live(&self, table: Mfn) -> u16;
 

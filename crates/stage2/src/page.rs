@@ -11,6 +11,7 @@ use flush::{Gfn, Gone, Records, Skipped};
 use crate::entry::{Entry, Leaf, Level};
 use crate::format::Format;
 use crate::memory::TableMemory;
+use crate::path::Path;
 use crate::tree::{Contended, Found, Tables};
 
 /// Why [`clear_page`] changed nothing.
@@ -77,8 +78,7 @@ pub fn clear_page<'id, K: Records, F: Format, M: TableMemory>(
     skipped: &mut Skipped<'id>,
     mut expected: impl FnMut(&Leaf) -> bool,
 ) -> Result<(Leaf, Gone<'id, K>), PageError> {
-    let geometry = tables.format.geometry();
-    if !geometry.contains(gfn) {
+    if !tables.format.geometry().contains(gfn) {
         return Err(PageError::OutOfRange);
     }
     let (slot, raw) = tables.find(gfn, Level::PAGE);
@@ -94,7 +94,56 @@ pub fn clear_page<'id, K: Records, F: Format, M: TableMemory>(
     })?;
     tables.memory.drop_live(slot.table);
     let order = tables.recorded_order(Level::PAGE, &leaf);
-    Ok((leaf, skipped.leaf::<K>(geometry.span(Level::PAGE, gfn), order)))
+    let span = tables.format.geometry().span(Level::PAGE, gfn);
+    Ok((leaf, skipped.leaf::<K>(span, order)))
+}
+
+/// As [`clear_page`], for pages that are cleared one after the other: `path` is the way to
+/// the last one, which the next one mostly shares. `likely` is the leaf that is mostly
+/// there; where it is, `expected` is not asked, and must accept it.
+///
+/// # Errors
+///
+/// As [`clear_page`].
+#[inline(always)]
+pub fn clear_page_near<'id, K: Records, F: Format, M: TableMemory>(
+    tables: Tables<'_, F, M>,
+    path: &mut Path,
+    gfn: Gfn,
+    skipped: &mut Skipped<'id>,
+    likely: Leaf,
+    expected: impl FnMut(&Leaf) -> bool,
+) -> Result<Gone<'id, K>, PageError> {
+    match clear_likely(tables, path, gfn, skipped, likely) {
+        Some(gone) => Ok(gone),
+        None => clear_page(tables, gfn, skipped, expected).map(|(_, gone)| gone),
+    }
+}
+
+/// Clears the page at `gfn` if its leaf is this one, up to the marks of hardware; else
+/// changes nothing.
+#[inline(always)]
+fn clear_likely<'id, K: Records, F: Format, M: TableMemory>(
+    tables: Tables<'_, F, M>,
+    path: &mut Path,
+    gfn: Gfn,
+    skipped: &mut Skipped<'id>,
+    likely: Leaf,
+) -> Option<Gone<'id, K>> {
+    let geometry = tables.format.geometry();
+    // It never was part of a larger one, so its order is that of a page.
+    let word = tables.format.leaf(Level::PAGE, Leaf { origin: Level::PAGE, ..likely }).ok()?;
+    if !geometry.contains(gfn) {
+        return None;
+    }
+    let (slot, raw) = tables.find_page(gfn, path);
+    if slot.level != Level::PAGE || raw & !tables.format.marks() != word {
+        return None;
+    }
+    tables.memory.compare_exchange(slot.table, slot.index, raw, 0).ok()?;
+    tables.memory.drop_live(slot.table);
+    let order = geometry.order(Level::PAGE);
+    Some(skipped.leaf::<K>(geometry.span(Level::PAGE, gfn), order))
 }
 
 impl<F: Format, M: TableMemory> Tables<'_, F, M> {

@@ -14,7 +14,7 @@ use gnttab::{GrantTable, Maptrack};
 use iommu_vtd::{DmaDomain, Guarded, Members};
 use p2m::{GuestCpus, P2m, PageKind};
 use stage2::{
-    Access, Budget, Format, PageError, Rest, TableMemory,
+    Access, Budget, Format, PageError, Path, Rest, TableMemory,
     format::{
         ept::{Ept, EptLevels},
         vtd::{Vtd, VtdLevels},
@@ -102,6 +102,8 @@ pub(crate) enum Tables<R> {
 /// The edits of a domain's own tables for devices.
 pub(crate) struct DeviceTables<R> {
     memory: Memory<R>,
+    /// The way to the last page that was cleared.
+    path: Path,
     /// Plants a bug: the second table is forgotten.
     forgotten: bool,
 }
@@ -139,7 +141,8 @@ impl<R: Ram> Guest<R> {
             Layout::Separate => {
                 let cpu = P2m::new(ept, memory.clone()).expect("memory for a root");
                 let root = memory.allocate().expect("memory for a root");
-                let device = DeviceTables { memory: memory.clone(), forgotten: false };
+                let device =
+                    DeviceTables { memory: memory.clone(), path: Path::NEW, forgotten: false };
                 (Tables::Separate { cpu, device }, memory.link(root))
             }
             Layout::Shared => {
@@ -284,7 +287,7 @@ impl<R: Ram> Tables<R> {
 impl<R: Ram> DeviceTables<R> {
     /// Puts a page where `old` was, or where nothing was. After an error nothing changed.
     fn replace<'id>(
-        &self,
+        &mut self,
         dma: &DmaDomain<Locked<Members>>,
         gfn: Gfn,
         old: Option<(Mfn, PageKind)>,
@@ -321,7 +324,7 @@ impl<R: Ram> DeviceTables<R> {
 
     #[inline]
     fn clear<'id>(
-        &self,
+        &mut self,
         dma: &DmaDomain<Locked<Members>>,
         gfn: Gfn,
         mfn: Mfn,
@@ -332,7 +335,7 @@ impl<R: Ram> DeviceTables<R> {
             return Ok(skipped.absent());
         }
         let expected = iommu_vtd::Expected { mfn, access: kind.device_access() };
-        match dma.clear(&self.memory, gfn.into(), expected, skipped) {
+        match dma.clear_near(&self.memory, &mut self.path, gfn.into(), expected, skipped) {
             Ok(gone) => Ok(gone),
             Err(error) => self.clear_otherwise(dma, gfn, expected, error, skipped),
         }
@@ -342,7 +345,7 @@ impl<R: Ram> DeviceTables<R> {
     #[cold]
     #[inline(never)]
     fn clear_otherwise<'id>(
-        &self,
+        &mut self,
         dma: &DmaDomain<Locked<Members>>,
         gfn: Gfn,
         expected: iommu_vtd::Expected,

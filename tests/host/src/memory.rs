@@ -54,6 +54,7 @@ struct Inner<R> {
     ram: R,
     live: Vec<AtomicU16>,
     tables: AtomicU64,
+    unlinked: AtomicU64,
     unlink_lies: AtomicU64,
 }
 
@@ -80,6 +81,7 @@ impl<R: Ram> Memory<R> {
             ram,
             live,
             tables: AtomicU64::new(0),
+            unlinked: AtomicU64::new(0),
             unlink_lies: AtomicU64::new(0),
         }))
     }
@@ -143,10 +145,15 @@ impl<R: Ram> TableMemory for Memory<R> {
     }
 
     fn unlink(&self, table: Mfn) -> TablePage {
+        self.0.unlinked.fetch_add(1, Ordering::Relaxed);
         if self.0.unlink_lies.load(Ordering::Relaxed) != 0 {
             self.0.ram.release(table);
         }
         TablePage::unlinked(table)
+    }
+
+    fn unlinked(&self) -> Option<u64> {
+        Some(self.0.unlinked.load(Ordering::Relaxed))
     }
 
     fn live(&self, table: Mfn) -> u16 {

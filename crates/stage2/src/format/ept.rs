@@ -168,6 +168,12 @@ impl Format for Ept {
         }
     }
 
+    #[inline]
+    fn marks(&self) -> u64 {
+        ACCESSED | DIRTY
+    }
+
+    #[inline]
     fn leaf(&self, level: Level, leaf: Leaf) -> Result<u64, Unencodable> {
         if level > self.largest {
             return Err(Unencodable::Level);

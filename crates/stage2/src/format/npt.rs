@@ -166,6 +166,12 @@ impl Format for Npt {
         self.frames.table(raw, PRESENT | LARGE, PRESENT)
     }
 
+    #[inline]
+    fn marks(&self) -> u64 {
+        ACCESSED | DIRTY
+    }
+
+    #[inline]
     fn leaf(&self, level: Level, leaf: Leaf) -> Result<u64, Unencodable> {
         if level > self.largest {
             return Err(Unencodable::Level);

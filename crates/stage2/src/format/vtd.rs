@@ -125,6 +125,12 @@ impl Format for Vtd {
         self.frames.table(raw, LARGE, 0)
     }
 
+    #[inline]
+    fn marks(&self) -> u64 {
+        ACCESSED | DIRTY
+    }
+
+    #[inline]
     fn leaf(&self, level: Level, leaf: Leaf) -> Result<u64, Unencodable> {
         if level > self.largest {
             return Err(Unencodable::Level);

@@ -41,6 +41,7 @@ impl Frames {
     }
 
     /// The address bits of a word whose leaf or table spans `level`.
+    #[inline]
     pub(super) fn encode(self, mfn: Mfn, level: Level) -> Result<u64, Unencodable> {
         let number = mfn.get();
         if number > self.valid >> 12 || (number << 12) & below(level) != 0 {

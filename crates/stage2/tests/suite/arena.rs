@@ -33,6 +33,7 @@ pub(crate) struct Arena {
     pub(crate) allowance: Cell<usize>,
     /// How often an entry was read.
     pub(crate) reads: Cell<u64>,
+    unlinks: Cell<u64>,
     /// Bits that hardware sets in the entry just before each of the next exchanges.
     pub(crate) marks: RefCell<Vec<u64>>,
 }
@@ -51,6 +52,7 @@ impl Arena {
             next: Cell::new(FIRST_TABLE),
             allowance: Cell::new(usize::MAX),
             reads: Cell::new(0),
+            unlinks: Cell::new(0),
             marks: RefCell::default(),
         };
         for _ in 0..(geometry.root_entries() / geometry.entries()).max(1) {
@@ -204,7 +206,12 @@ impl TableMemory for Arena {
         table.mfn()
     }
 
+    fn unlinked(&self) -> Option<u64> {
+        Some(self.unlinks.get())
+    }
+
     fn unlink(&self, table: Mfn) -> TablePage {
+        self.unlinks.set(self.unlinks.get() + 1);
         let retired = table == self.root;
         self.page(table, |page| {
             assert_eq!(page.state, State::Linked);

@@ -15,6 +15,7 @@ mod interrupted;
 mod log;
 mod maps;
 mod pages;
+mod path;
 mod plain;
 mod reference;
 mod splits;

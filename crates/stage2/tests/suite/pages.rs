@@ -11,7 +11,7 @@ use crate::arena::Arena;
 use crate::log::Log;
 use crate::plain::{ACCESSED, DIRTY, Plain};
 
-struct Idle;
+pub(crate) struct Idle;
 
 impl<K: flush::Kind> Flush<K> for Idle {
     type InFlight = ();
@@ -22,7 +22,7 @@ impl<K: flush::Kind> Flush<K> for Idle {
     }
 }
 
-const HARDWARE: Hardware<'static, Idle, Idle> = Hardware { tlb: &Idle, iotlb: &Idle };
+pub(crate) const HARDWARE: Hardware<'static, Idle, Idle> = Hardware { tlb: &Idle, iotlb: &Idle };
 
 fn leaf(mfn: u64) -> Leaf {
     Leaf::new(Mfn::new(mfn), Access::READ_WRITE)
