@@ -3,7 +3,7 @@
 //! [`Call::run`] is the entry. It returns with nothing pending: each chunk is flushed
 //! before the next begins and before the call is left, whatever ended it.
 
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::{
     abi::{
@@ -16,7 +16,7 @@ use crate::{
     release::{PinBatch, settle},
     setup,
     swap::swap,
-    unmap::{Unmap, unmap},
+    unmap::{Handles, Unmap, unmap},
 };
 
 /// Elements that share one flush, as a count.
@@ -70,16 +70,20 @@ impl Call {
             Err(errno) => return Outcome::Failed(errno),
         };
         match operation {
-            Operation::MapGrantRef => self.chunks::<MapGrantRef, D, CHUNK>(domain, map_element),
+            Operation::MapGrantRef => {
+                self.chunks::<MapGrantRef, D, CHUNK>(domain, each::<MapGrantRef, D>(map_element))
+            }
             Operation::UnmapGrantRef => {
-                self.chunks::<UnmapGrantRef, D, CHUNK>(domain, unmap_element)
+                self.chunks::<UnmapGrantRef, D, CHUNK>(domain, unmap_chunk::<UnmapGrantRef, D>)
             }
             Operation::UnmapAndReplace => {
-                self.chunks::<UnmapAndReplace, D, CHUNK>(domain, replace_element)
+                self.chunks::<UnmapAndReplace, D, CHUNK>(domain, unmap_chunk::<UnmapAndReplace, D>)
             }
             // These leave nothing for a common flush, so they can be left after each.
-            Operation::Copy => self.chunks::<GrantCopy, D, 1>(domain, copy_element),
-            Operation::SwapGrantRef => self.chunks::<SwapGrantRef, D, 1>(domain, swap_element),
+            Operation::Copy => self.chunks::<GrantCopy, D, 1>(domain, each::<GrantCopy, D>(copy_element)),
+            Operation::SwapGrantRef => {
+                self.chunks::<SwapGrantRef, D, 1>(domain, each::<SwapGrantRef, D>(swap_element))
+            }
             Operation::Transfer => Outcome::Failed(Errno::NotSupported),
             Operation::SetupTable => self.single(domain, setup::setup_table),
             Operation::QuerySize => self.single(domain, setup::query_size),
@@ -102,25 +106,21 @@ impl Call {
         }
     }
 
-    /// Runs `element` over all elements of type `T`, in chunks of `N` that share one flush.
+    /// Runs `chunk` over all elements of type `T`, in chunks of `N` that share one flush.
     #[inline]
     fn chunks<T, D: Domain, const N: u32>(
         self,
         domain: &D,
-        element: impl Fn(&D, &mut PinBatch, GuestAddress) -> Result<(), Errno>,
+        chunk: impl Fn(&D, &mut PinBatch, Option<GuestAddress>, u32) -> Result<(), Errno>,
     ) -> Outcome {
-        let size = size_of::<T>() as u64;
         let mut batch = PinBatch::new(domain.id());
         let mut next = Some(self.argument);
         let mut left = self.count;
         while left > 0 {
-            let end = left.saturating_sub(N);
-            let mut result = Ok(());
-            while left > end && result.is_ok() {
-                result = next.ok_or(Errno::Fault).and_then(|at| element(domain, &mut batch, at));
-                next = next.and_then(|at| at.offset(size));
-                left -= 1;
-            }
+            let count = left.min(N);
+            let result = chunk(domain, &mut batch, next, count);
+            next = after::<T>(next, count);
+            left = left.saturating_sub(count);
             // The flush comes first: a fault must not leave anything pending.
             if let Err(errno) = settle(domain, &mut batch).and(result) {
                 return Outcome::Failed(errno);
@@ -133,6 +133,24 @@ impl Call {
             }
         }
         Outcome::Done
+    }
+}
+
+/// Where the element is that comes `count` elements of type `T` later.
+#[inline]
+fn after<T>(at: Option<GuestAddress>, count: u32) -> Option<GuestAddress> {
+    at?.offset(u64::from(count).saturating_mul(size_of::<T>() as u64))
+}
+
+/// A chunk of elements of type `T` that are dealt with one by one.
+fn each<T, D: Domain>(
+    element: impl Fn(&D, &mut PinBatch, GuestAddress) -> Result<(), Errno>,
+) -> impl Fn(&D, &mut PinBatch, Option<GuestAddress>, u32) -> Result<(), Errno> {
+    move |domain, batch, first, count| {
+        (0..count).try_for_each(|index| {
+            let at = after::<T>(first, index).ok_or(Errno::Fault)?;
+            element(domain, batch, at)
+        })
     }
 }
 
@@ -156,31 +174,82 @@ fn map_element<D: Domain>(domain: &D, batch: &mut PinBatch, at: GuestAddress) ->
     Ok(())
 }
 
-#[inline]
-fn unmap_element<D: Domain>(
-    domain: &D,
-    batch: &mut PinBatch,
-    at: GuestAddress,
-) -> Result<(), Errno> {
-    const STATUS: u64 = core::mem::offset_of!(UnmapGrantRef, status) as u64;
-    let mut request = UnmapGrantRef::new_zeroed();
-    read(domain, at, &mut request)?;
-    let UnmapGrantRef { host_addr, dev_bus_addr: _, handle, status: _, padding: _ } = request;
-    let status = unmap(domain, batch, Unmap { host_addr, handle, new_addr: 0 });
-    write_status(domain, at, STATUS, status)
+/// An element of either operation that unmaps.
+trait Unmaps: FromBytes + IntoBytes + Copy {
+    /// Where its status is.
+    const STATUS: u64;
+
+    fn request(&self) -> Unmap;
 }
 
-fn replace_element<D: Domain>(
+impl Unmaps for UnmapGrantRef {
+    const STATUS: u64 = core::mem::offset_of!(Self, status) as u64;
+
+    #[inline]
+    fn request(&self) -> Unmap {
+        let Self { host_addr, dev_bus_addr: _, handle, status: _, padding: _ } = *self;
+        Unmap { host_addr, handle, new_addr: 0 }
+    }
+}
+
+impl Unmaps for UnmapAndReplace {
+    const STATUS: u64 = core::mem::offset_of!(Self, status) as u64;
+
+    #[inline]
+    fn request(&self) -> Unmap {
+        let Self { host_addr, new_addr, handle, status: _, padding: _ } = *self;
+        Unmap { host_addr, handle, new_addr }
+    }
+}
+
+/// Elements that are read in one copy, and whose handles are looked up and freed together.
+const GROUP: usize = 8;
+
+fn unmap_chunk<T: Unmaps, D: Domain>(
+    domain: &D,
+    batch: &mut PinBatch,
+    first: Option<GuestAddress>,
+    count: u32,
+) -> Result<(), Errno> {
+    let (mut next, mut left) = (first, count);
+    while left > 0 {
+        let at = next.ok_or(Errno::Fault)?;
+        let mut elements = [T::new_zeroed(); GROUP];
+        let (group, _) = elements.split_at_mut(GROUP.min(left as usize));
+        let group = if domain.copy_from_guest(at, group.as_mut_bytes()).is_ok() {
+            group
+        } else {
+            // One of them cannot be read, perhaps not the first: those before it count.
+            let (one, _) = group.split_at_mut(1);
+            domain.copy_from_guest(at, one.as_mut_bytes()).map_err(|_| Errno::Fault)?;
+            one
+        };
+        unmap_group(domain, batch, at, group)?;
+        let done = group.len() as u32;
+        next = after::<T>(next, done);
+        left = left.saturating_sub(done);
+    }
+    Ok(())
+}
+
+/// Unmaps elements that were read from `at` on, and tells the guest of each.
+#[inline]
+fn unmap_group<T: Unmaps, D: Domain>(
     domain: &D,
     batch: &mut PinBatch,
     at: GuestAddress,
+    group: &[T],
 ) -> Result<(), Errno> {
-    const STATUS: u64 = core::mem::offset_of!(UnmapAndReplace, status) as u64;
-    let mut request = UnmapAndReplace::new_zeroed();
-    read(domain, at, &mut request)?;
-    let UnmapAndReplace { host_addr, new_addr, handle, status: _, padding: _ } = request;
-    let status = unmap(domain, batch, Unmap { host_addr, handle, new_addr });
-    write_status(domain, at, STATUS, status)
+    let mut handles = Handles::<GROUP>::look(domain, group.iter().map(|one| one.request().handle));
+    let mut next = Some(at);
+    let told = group.iter().enumerate().try_for_each(|(index, element)| {
+        let at = next.ok_or(Errno::Fault)?;
+        let status = unmap(domain, batch, element.request(), &mut handles, index);
+        next = after::<T>(next, 1);
+        write_status(domain, at, T::STATUS, status)
+    });
+    handles.free(domain);
+    told
 }
 
 fn copy_element<D: Domain>(

@@ -14,7 +14,7 @@ use crate::{
     pin::Pin,
     release::PinBatch,
     table::Begun,
-    unmap::{PAGE_SHIFT, Unmap, unmap},
+    unmap::{PAGE_SHIFT, Unmap, unmap_single},
 };
 
 /// Pages that one map may put into the batch: displaced, moved, and its own when the
@@ -43,7 +43,7 @@ pub(crate) fn take_back<D: Domain>(domain: &D, batch: &mut PinBatch, request: &M
         let mapped = Unmap { host_addr, handle: request.handle, new_addr: 0 };
         // Another vCPU may have guessed the handle and come first. If policy or the tables
         // refuse, the mapping stays as it is: counted, and unmapped at the domain's end.
-        unmap(domain, batch, mapped);
+        unmap_single(domain, batch, mapped);
     }
 }
 

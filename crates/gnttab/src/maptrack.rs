@@ -39,6 +39,8 @@ pub struct MaptrackEntry {
 const LIVE: u16 = 1 << 0;
 const WRITABLE: u16 = 1 << 1;
 const TYPED: u16 = 1 << 2;
+/// An unmap is at work on it, or is done with it: no other one can begin.
+const TAKEN: u16 = 1 << 3;
 
 impl MaptrackEntry {
     /// An entry that is on no list and maps nothing.
@@ -165,7 +167,7 @@ impl<S: MaptrackStorage> Maptrack<S> {
         self.push(reservation.0);
     }
 
-    /// The entry of a handle that maps something.
+    /// The entry of a handle that maps something, or is being unmapped.
     ///
     /// `clamp` is the embedder's, for a handle that was found in range.
     #[inline]
@@ -178,8 +180,32 @@ impl<S: MaptrackStorage> Maptrack<S> {
         let index = usize::try_from(handle).ok().filter(|index| *index < handles)?;
         let index = clamp(index, handles);
         let page = self.storage.page(index / MAPTRACK_PER_PAGE)?;
-        let entry = &page[index % MAPTRACK_PER_PAGE];
-        (entry.flags & LIVE != 0).then_some(*entry)
+        let entry = MaptrackEntry { ..page[index % MAPTRACK_PER_PAGE] };
+        let flags = entry.flags & !TAKEN;
+        (flags & LIVE != 0).then_some(MaptrackEntry { flags, ..entry })
+    }
+
+    /// Takes a handle for an unmap, if it still stands for what was seen.
+    ///
+    /// The lock of the granter's table is held: of two unmaps of one handle, the second one
+    /// comes here when the first has [put it back](Self::put_back) or is done with it.
+    #[inline]
+    pub(crate) fn take(&mut self, handle: u32, seen: MaptrackEntry) -> bool {
+        match self.entry(handle) {
+            Some(entry) if *entry == seen => {
+                entry.flags |= TAKEN;
+                true
+            }
+            Some(_) | None => false,
+        }
+    }
+
+    /// Gives a taken handle back to the mapping, which stays.
+    #[inline]
+    pub(crate) fn put_back(&mut self, handle: u32) {
+        if let Some(entry) = self.entry(handle) {
+            entry.flags &= !TAKEN;
+        }
     }
 
     /// Frees the handle of a mapping that is gone.
@@ -193,12 +219,6 @@ impl<S: MaptrackStorage> Maptrack<S> {
         entry.flags = 0;
         let owner = entry.owner;
         self.append(handle, owner);
-    }
-
-    /// Whether a handle that was live still stands for the same mapping.
-    #[inline]
-    pub(crate) fn still(&mut self, handle: u32, mapped: MaptrackEntry) -> bool {
-        self.entry(handle).is_some_and(|entry| *entry == mapped)
     }
 
     #[inline]

@@ -36,8 +36,9 @@ pub(crate) fn settle<D: Domain>(domain: &D, batch: &mut PinBatch) -> Result<(), 
 
 /// Drops what the mappings of a flushed batch held, and frees its table pages.
 pub fn give_out<D: Domain>(domain: &D, mut flushed: Flushed<'_, Pin, BATCH>) {
-    while let Some(pin) = flushed.next_page() {
-        release(domain, pin);
+    let mut next = flushed.next_page();
+    while let Some(pin) = next {
+        next = release_alike(domain, pin, || flushed.next_page());
     }
     while let Some(table) = flushed.next_table() {
         domain.put_table(table);
@@ -49,19 +50,44 @@ pub fn give_out<D: Domain>(domain: &D, mut flushed: Flushed<'_, Pin, BATCH>) {
 /// It is one critical section of the granter's table, so that the granter never sees a
 /// grant free whose page is still counted.
 pub fn release<D: Domain>(domain: &D, pin: Released<Pin>) {
-    let Some(grant) = pin.get().grant() else {
+    let rest = release_alike(domain, pin, || None);
+    debug_assert!(rest.is_none(), "there was no more to come");
+}
+
+/// Releases `pin`, and what follows as long as it is of the same granter: in one critical
+/// section, of at most a batch. Returns the first that is not.
+fn release_alike<D: Domain>(
+    domain: &D,
+    pin: Released<Pin>,
+    mut more: impl FnMut() -> Option<Released<Pin>>,
+) -> Option<Released<Pin>> {
+    let Some(mut grant) = pin.get().grant() else {
         domain.put_page(pin);
-        return;
+        return more();
     };
     let mut waiting = Some(pin);
     let found = domain.with_granter(grant.granter, |table| {
-        if let Some(pin) = waiting.take() {
+        while let Some(pin) = waiting.take() {
             table.end_access(grant, pin, |pin| put(domain, grant, pin));
+            let next = more()?;
+            match next.get().grant() {
+                Some(same) if same.granter == grant.granter => {
+                    (grant, waiting) = (same, Some(next));
+                }
+                Some(_) | None => return Some(next),
+            }
         }
+        None
     });
-    // Without its granter the page still has the reference that the mapping took.
-    if let (None, Some(pin)) = (found, waiting) {
-        put(domain, grant, pin);
+    match found {
+        Some(next) => next,
+        // Without its granter the page still has the reference that the mapping took.
+        None => {
+            if let Some(pin) = waiting {
+                put(domain, grant, pin);
+            }
+            more()
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! reference, pin and in-use bits stay until the batch was flushed. Every other status
 //! says that nothing changed.
 
+use arrayvec::ArrayVec;
 use flush::{Cleared, Gfn, HoldError, Skipped};
 
 use crate::{
@@ -28,10 +29,52 @@ pub(crate) struct Unmap {
 /// Bits of an address below its frame number.
 pub(crate) const PAGE_SHIFT: u32 = 12;
 
-/// Unmaps one element into the batch.
+/// The handles of up to `N` elements, looked up together and freed together.
+///
+/// A handle that was [taken](crate::Maptrack::take) stands for nothing any more, but comes back to
+/// its free list only here: the lock is taken once for all of them, before any flush.
+#[derive(Debug)]
+#[must_use = "handles that were taken are lost until `free`"]
+pub(crate) struct Handles<const N: usize> {
+    found: [Option<MaptrackEntry>; N],
+    taken: ArrayVec<u32, N>,
+}
+
+impl<const N: usize> Handles<N> {
+    /// What stands behind each of the `handles`, of which the first `N` count.
+    #[inline]
+    pub(crate) fn look<D: Domain>(domain: &D, handles: impl Iterator<Item = u32>) -> Self {
+        let mut found = [None; N];
+        domain.with_maptrack(|maptrack| {
+            for (found, handle) in found.iter_mut().zip(handles) {
+                *found = maptrack.live(handle, |index, length| domain.clamp(index, length));
+            }
+        });
+        Self { found, taken: ArrayVec::new_const() }
+    }
+
+    /// Puts every handle that was taken on its free list.
+    #[inline]
+    pub(crate) fn free<D: Domain>(self, domain: &D) {
+        let Self { found: _, taken } = self;
+        if !taken.is_empty() {
+            domain.with_maptrack(|maptrack| {
+                taken.into_iter().for_each(|handle| maptrack.free(handle));
+            });
+        }
+    }
+}
+
+/// Unmaps one element into the batch; its handle is the one at `index` of `handles`.
 #[inline]
-pub(crate) fn unmap<D: Domain>(domain: &D, batch: &mut PinBatch, request: Unmap) -> Status {
-    match batch.hold(|skipped| clear(domain, skipped, request)) {
+pub(crate) fn unmap<D: Domain, const N: usize>(
+    domain: &D,
+    batch: &mut PinBatch,
+    request: Unmap,
+    handles: &mut Handles<N>,
+    index: usize,
+) -> Status {
+    match batch.hold(|skipped| clear(domain, skipped, request, handles, index)) {
         Ok(()) => Status::Okay,
         Err(HoldError::Edit(status)) => status,
         // A chunk has as many elements as a batch has room for.
@@ -41,12 +84,14 @@ pub(crate) fn unmap<D: Domain>(domain: &D, batch: &mut PinBatch, request: Unmap)
 
 /// Removes one mapping. `Err(Status::Okay)` says that there was nothing to remove.
 #[inline]
-fn clear<'id, D: Domain>(
+fn clear<'id, D: Domain, const N: usize>(
     domain: &D,
     skipped: &mut Skipped<'id>,
     request: Unmap,
+    handles: &mut Handles<N>,
+    index: usize,
 ) -> Result<(Pin, Cleared<'id>), Status> {
-    let mapped = live(domain, request.handle).ok_or(Status::BadHandle)?;
+    let mapped = handles.found.get(index).copied().flatten().ok_or(Status::BadHandle)?;
     let grant = mapped.grant();
     if !domain.allows(Action::Unmap, grant.granter) {
         return Err(Status::PermissionDenied);
@@ -55,18 +100,27 @@ fn clear<'id, D: Domain>(
         let clamp = |index, length| domain.clamp(index, length);
         let mfn = table.pinned_page(grant.reference, domain.id(), clamp);
         // Another unmap of the handle may have come first; this lock keeps out the next.
-        let still = domain.with_maptrack(|maptrack| maptrack.still(request.handle, mapped));
-        let (Some(mfn), true) = (mfn, still) else { return Err(Status::BadHandle) };
-        if request.new_addr != 0 {
-            return Err(Status::GeneralError);
+        let taken = domain.with_maptrack(|maptrack| maptrack.take(request.handle, mapped));
+        if !taken {
+            return Err(Status::BadHandle);
         }
-        if request.host_addr == 0 {
-            return Err(Status::Okay);
+        let cleared = match mfn {
+            None => Err(Status::BadHandle),
+            Some(_) if request.new_addr != 0 => Err(Status::GeneralError),
+            Some(_) if request.host_addr == 0 => Err(Status::Okay),
+            Some(mfn) => {
+                let gfn = Gfn::new(request.host_addr >> PAGE_SHIFT);
+                let expected = Expected { mfn, rights: grant.rights };
+                let cleared = domain.clear(gfn, expected, skipped);
+                cleared.map(|cleared| (mfn, cleared)).map_err(Status::from)
+            }
+        };
+        match &cleared {
+            // One for each element, of which there are as many as there is room.
+            Ok(_) => handles.taken.extend([request.handle]),
+            Err(_) => domain.with_maptrack(|maptrack| maptrack.put_back(request.handle)),
         }
-        let gfn = Gfn::new(request.host_addr >> PAGE_SHIFT);
-        let cleared = domain.clear(gfn, Expected { mfn, rights: grant.rights }, skipped)?;
-        domain.with_maptrack(|maptrack| maptrack.free(request.handle));
-        Ok((mfn, cleared))
+        cleared
     });
     let (mfn, cleared) = removed.unwrap_or_else(|| {
         domain.crash(Crash::UnknownGranter { granter: grant.granter });
@@ -74,6 +128,14 @@ fn clear<'id, D: Domain>(
     })?;
     let page = PageReference::taken(mfn, mapped.typed());
     Ok((Pin::granted(page, grant), cleared))
+}
+
+/// Unmaps one element whose handle was not looked up yet.
+pub(crate) fn unmap_single<D: Domain>(domain: &D, batch: &mut PinBatch, request: Unmap) -> Status {
+    let mut handles = Handles::<1>::look(domain, [request.handle].into_iter());
+    let status = unmap(domain, batch, request, &mut handles, 0);
+    handles.free(domain);
+    status
 }
 
 #[inline]

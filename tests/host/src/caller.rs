@@ -30,8 +30,8 @@ use crate::{
 pub struct Faults {
     /// Copies from and to the guest so far.
     pub copies: Cell<(u64, u64)>,
-    /// The n-th copy from the guest (from 0) fails.
-    pub fail_read: Cell<Option<u64>>,
+    /// No copy from the guest can read the byte at this address.
+    pub unreadable: Cell<Option<u64>>,
     /// The n-th copy to the guest (from 0) fails.
     pub fail_write: Cell<Option<u64>>,
     /// Copies from page to page so far.
@@ -51,10 +51,11 @@ pub struct Faults {
 }
 
 impl Faults {
-    fn read_fails(&self) -> bool {
+    fn read_fails(&self, address: GuestAddress, length: usize) -> bool {
         let (reads, writes) = self.copies.get();
         self.copies.set((reads + 1, writes));
-        self.fail_read.get() == Some(reads)
+        let ahead = |byte: u64| byte.checked_sub(address.0);
+        self.unreadable.get().and_then(ahead).is_some_and(|ahead| ahead < length as u64)
     }
 
     fn copy_fails(&self) -> bool {
@@ -140,7 +141,7 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
 
     #[inline(always)]
     fn copy_from_guest(&self, address: GuestAddress, bytes: &mut [u8]) -> Result<(), GuestFault> {
-        if self.faults.read_fails() {
+        if self.faults.read_fails(address, bytes.len()) {
             return Err(GuestFault);
         }
         self.hypervisor.copy_from(self.guest, address, bytes)

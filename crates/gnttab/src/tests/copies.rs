@@ -26,6 +26,11 @@ fn unmapped_with(arrange: impl FnOnce(&World)) -> (World, Vec<UnmapGrantRef>, us
     (world, unmaps, done)
 }
 
+/// Where the last byte of an element is, for one that cannot be read.
+fn byte_of<T>(position: usize) -> Option<usize> {
+    Some(ARRAY as usize + (position + 1) * size_of::<T>() - 1)
+}
+
 fn finish(world: &World, rest: &[UnmapGrantRef]) {
     assert!(world.unmap(rest).iter().all(|status| *status == 0));
     world.assert_clean();
@@ -34,7 +39,8 @@ fn finish(world: &World, rest: &[UnmapGrantRef]) {
 #[test]
 fn an_element_that_cannot_be_read_is_not_counted() {
     for position in 0..COUNT as usize {
-        let (world, unmaps, done) = unmapped_with(|world| world.read_fault.set(Some(position)));
+        let (world, unmaps, done) =
+            unmapped_with(|world| world.read_fault.set(byte_of::<UnmapGrantRef>(position)));
         assert_eq!(done, position);
         let statuses = world.statuses(COUNT as usize);
         assert!(statuses[..done].iter().all(|status| *status == 0));
@@ -65,7 +71,7 @@ fn a_map_that_cannot_be_read_maps_nothing_more() {
         let world = World::new();
         let maps: Vec<_> = (0..COUNT).map(request).collect();
         world.write(ARRAY, &maps);
-        world.read_fault.set(Some(position));
+        world.read_fault.set(byte_of::<MapGrantRef>(position));
         assert_eq!(world.call(0, COUNT), Outcome::Failed(Errno::Fault));
         assert_eq!(world.p2m.borrow().len(), position);
         let done = world.read::<MapGrantRef>(ARRAY, position);
@@ -162,5 +168,16 @@ fn counts_and_commands_that_are_never_valid_do_nothing() {
 fn a_huge_count_stops_at_the_first_fault() {
     let world = World::new();
     assert_eq!(world.call(1, i32::MAX as u32), Outcome::Failed(Errno::Fault));
-    assert_eq!(world.reads.get(), (0x10000 - ARRAY as usize) / 24);
+    assert_eq!(world.writes.get(), (0x10000 - ARRAY as usize) / 24);
+}
+
+#[test]
+fn elements_are_read_together_and_each_is_told_for_itself() {
+    for (count, reads) in [(1, 1), (8, 1), (9, 2), (32, 4), (33, 5), (40, 5)] {
+        let world = World::new();
+        let unmaps = world.map_and_prepare(count);
+        assert_eq!(world.call(1, count), Outcome::Done);
+        assert_eq!((world.reads.get(), world.writes.get()), (reads, unmaps.len()), "{count}");
+        world.assert_clean();
+    }
 }

@@ -180,7 +180,8 @@ pub(super) struct World {
     pub(super) denied: Cell<Option<Action>>,
     pub(super) preempt: Cell<bool>,
     pub(super) preempt_asked: Cell<usize>,
-    /// Reads and writes of guest memory so far, and the one that faults.
+    /// Reads and writes of guest memory so far, the byte that cannot be read, and the write
+    /// that faults.
     pub(super) reads: Cell<usize>,
     pub(super) read_fault: Cell<Option<usize>>,
     pub(super) writes: Cell<usize>,
@@ -552,8 +553,10 @@ impl Domain for World {
         let memory = self.memory.borrow();
         let from = usize::try_from(address.0).map_err(|_| GuestFault)?;
         let guest = memory.get(from..).and_then(|tail| tail.get(..bytes.len()));
-        let guest = guest.filter(|_| !strikes(&self.reads, &self.read_fault)).ok_or(GuestFault)?;
-        bytes.copy_from_slice(guest);
+        self.reads.set(self.reads.get() + 1);
+        let read = from..from.saturating_add(bytes.len());
+        let unreadable = self.read_fault.get().is_some_and(|byte| read.contains(&byte));
+        bytes.copy_from_slice(guest.filter(|_| !unreadable).ok_or(GuestFault)?);
         Ok(())
     }
     fn copy_to_guest(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
