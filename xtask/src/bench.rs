@@ -57,9 +57,20 @@ const PROGRAM: &[&str] = &["--package=quiesce-host", "--bin=unmap_cost", "--prof
 /// The function that holds nothing but the hypercall, in callgrind's pattern language.
 const MEASURED: &str = "*unmap_cost::measured*";
 
-/// The rows: hypercall, grants in one call, layout of their frames.
-const ROWS: &[&str] =
-    &["unmap/1/contiguous", "unmap/1/random", "unmap/32/contiguous", "unmap/32/random"];
+/// The rows: hypercall, grants in one call, layout of their frames; in the lean embedding,
+/// or in the one with standard locks that tests use.
+const ROWS: &[&str] = &[
+    "unmap/1/contiguous",
+    "unmap/1/random",
+    "unmap/8/contiguous",
+    "unmap/8/random",
+    "unmap/32/contiguous",
+    "unmap/32/random",
+    "unmap/256/contiguous",
+    "unmap/256/random",
+    "unmap/32/contiguous/standard",
+    "unmap/32/random/standard",
+];
 
 /// One measured figure.
 #[derive(Serialize)]

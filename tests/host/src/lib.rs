@@ -2,14 +2,16 @@
 //!
 //! [`Hypervisor`] is the glue an embedder writes, over any [`Ram`]. [`World`] runs it
 //! on the software model, whose hardware holds stale entries and says when one is
-//! used. [`PlainRam`] is memory without hardware, for counting instructions. [`walks`]
-//! counts what unmapping a whole space costs, [`teardown`] what taking a table down does.
+//! used. [`PlainRam`] is memory without hardware, and [`lean`] an embedding for counting
+//! instructions. [`walks`] counts what unmapping a whole space costs, [`teardown`] what
+//! taking a table down does.
 
 mod caller;
 pub mod calls;
 pub mod combining;
 pub mod demo;
 mod hypervisor;
+pub mod lean;
 mod memory;
 pub mod nested;
 mod plain;

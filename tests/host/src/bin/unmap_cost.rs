@@ -2,8 +2,9 @@
 //!
 //! The argument is `unmap/N/contiguous` or `unmap/N/random`: grants in a hypercall,
 //! and how their frames lie. Tables for CPUs and for devices are real, in plain memory,
-//! and so are the copies from and to the guest. Everything but the hypercalls happens
-//! outside [`measured`].
+//! and so are the copies from and to the guest. The embedding is the lean one; with
+//! `/standard` at the end it is the one that tests use, with its standard locks and
+//! faults to order. Everything but the hypercalls happens outside [`measured`].
 
 use std::{cell::RefCell, env, hint::black_box, process::ExitCode};
 
@@ -12,39 +13,145 @@ use gnttab::{
     Call, GrantStorage, GuestAddress, Outcome, VcpuId,
     abi::{MapGrantRef, UnmapGrantRef},
 };
-use host::{Caller, Faults, Guest, Hypervisor, Layout, Null, PlainRam};
+use host::{
+    Caller, Faults, Hypervisor, Layout, Null, PlainRam,
+    lean::{Lean, Machine},
+};
 use zerocopy::{FromZeros, IntoBytes};
 
-const FRONTEND: DomainId = DomainId::new(1);
-const BACKEND: DomainId = DomainId::new(2);
 /// Hypercalls are repeated up to this many grants, so that the first ones weigh little.
 const GRANTS: u32 = 1024;
 /// Where the backend keeps its arguments.
 const ARGUMENTS: u64 = 0x10;
 const FIRST_REFERENCE: u32 = 8;
+/// Where the frontend has the pages that it grants.
+const GRANTED: u64 = 0x1000;
+/// Frames of the machine: both domains' pages, and a table page for each grant and side.
+const FRAMES: u64 = 16384;
 
-type Backend<'w> = Caller<'w, PlainRam, Null, Null>;
+/// A backend that can make hypercalls, and the frontend that granted it pages.
+trait Backend {
+    const FRONTEND: DomainId;
+
+    fn write(&self, at: GuestAddress, bytes: &[u8]);
+    fn read(&self, at: GuestAddress, bytes: &mut [u8]);
+    fn call(&self, call: Call) -> Outcome;
+    fn shows(&self, gfn: Gfn) -> bool;
+}
+
+impl Backend for Lean<'_> {
+    const FRONTEND: DomainId = Lean::GRANTER;
+
+    fn write(&self, at: GuestAddress, bytes: &[u8]) {
+        Self::write(self, at, bytes).expect("arguments are mapped");
+    }
+
+    fn read(&self, at: GuestAddress, bytes: &mut [u8]) {
+        Self::read(self, at, bytes).expect("arguments are mapped");
+    }
+
+    #[inline]
+    fn call(&self, call: Call) -> Outcome {
+        Self::call(self, call)
+    }
+
+    fn shows(&self, gfn: Gfn) -> bool {
+        Self::shows(self, gfn) != (false, false)
+    }
+}
+
+type Standard<'w> = Caller<'w, PlainRam, Null, Null>;
+
+const FRONTEND: DomainId = DomainId::new(1);
+const BACKEND: DomainId = DomainId::new(2);
+
+impl Backend for Standard<'_> {
+    const FRONTEND: DomainId = FRONTEND;
+
+    fn write(&self, at: GuestAddress, bytes: &[u8]) {
+        self.hypervisor.copy_to(self.guest, at, bytes).expect("arguments are mapped");
+    }
+
+    fn read(&self, at: GuestAddress, bytes: &mut [u8]) {
+        self.hypervisor.copy_from(self.guest, at, bytes).expect("arguments are mapped");
+    }
+
+    #[inline]
+    fn call(&self, call: Call) -> Outcome {
+        call.run(self)
+    }
+
+    fn shows(&self, gfn: Gfn) -> bool {
+        self.guest.lookup(gfn).is_some()
+    }
+}
 
 fn main() -> ExitCode {
     let name = env::args().nth(1).unwrap_or_default();
     let parts: Vec<&str> = name.split('/').collect();
-    let (batch, random) = match parts[..] {
-        ["unmap", batch, "contiguous"] => (batch.parse().ok(), false),
-        ["unmap", batch, "random"] => (batch.parse().ok(), true),
-        _ => (None, false),
+    let (batch, random, standard) = match parts[..] {
+        ["unmap", batch, "contiguous"] => (batch.parse().ok(), false, false),
+        ["unmap", batch, "random"] => (batch.parse().ok(), true, false),
+        ["unmap", batch, "contiguous", "standard"] => (batch.parse().ok(), false, true),
+        ["unmap", batch, "random", "standard"] => (batch.parse().ok(), true, true),
+        _ => (None, false, false),
     };
     let Some(batch) = batch.filter(|batch| (1..=GRANTS).contains(batch)) else {
-        eprintln!("usage: unmap_cost unmap/N/contiguous|random, N from 1 to {GRANTS}");
+        eprintln!("usage: unmap_cost unmap/N/contiguous|random[/standard], N from 1 to {GRANTS}");
         return ExitCode::FAILURE;
     };
-    let mut hypervisor = Hypervisor::new(PlainRam::new(16384));
+    let frames = frames(random);
+    if standard {
+        in_standard(&frames, batch)
+    } else {
+        in_lean(&frames, batch)
+    }
+    println!("@ unmap grants={GRANTS}");
+    ExitCode::SUCCESS
+}
+
+/// The backend's pages for arguments.
+fn arguments() -> impl Iterator<Item = Gfn> {
+    (ARGUMENTS..ARGUMENTS + 16).map(Gfn::new)
+}
+
+/// The frontend's grants: references, and the page that each shows.
+fn granted() -> impl Iterator<Item = (u32, Gfn)> {
+    (0..GRANTS).map(|place| (FIRST_REFERENCE + place, Gfn::new(GRANTED + u64::from(place))))
+}
+
+fn in_lean(frames: &[Gfn], batch: u32) {
+    let machine = Machine::new(FRAMES);
+    let lean = machine.boot();
+    arguments().for_each(|gfn| lean.populate(Lean::CALLER, gfn));
+    for (reference, gfn) in granted() {
+        lean.populate(Lean::GRANTER, gfn);
+        lean.grant(reference, gfn);
+    }
+    run(&lean, frames, batch);
+    for (_, gfn) in granted() {
+        assert_eq!(lean.counts(gfn), (1, 0), "{gfn:?} is counted by its owner alone");
+    }
+}
+
+fn in_standard(frames: &[Gfn], batch: u32) {
+    let mut hypervisor = Hypervisor::new(PlainRam::new(FRAMES));
     hypervisor.add(FRONTEND, Layout::Separate);
     hypervisor.add(BACKEND, Layout::Separate);
     let faults = Faults::default();
     let failed = RefCell::default();
     let guest = |id| hypervisor.guest(id).expect("both domains exist");
-    for page in 0..16 {
-        hypervisor.populate(guest(BACKEND), Gfn::new(ARGUMENTS + page));
+    for gfn in arguments() {
+        hypervisor.populate(guest(BACKEND), gfn);
+    }
+    for (reference, gfn) in granted() {
+        hypervisor.populate(guest(FRONTEND), gfn);
+        guest(FRONTEND).with_grants(|table| {
+            table.grow(4).expect("room in the table");
+            let word = 1 | u64::from(BACKEND.get()) << 16 | gfn.get() << 32;
+            let page = table.storage().shared(reference as usize / 512).expect("a page of it");
+            page[reference as usize % 512].store(word, std::sync::atomic::Ordering::SeqCst);
+        });
     }
     let backend = Caller {
         hypervisor: &hypervisor,
@@ -57,21 +164,23 @@ fn main() -> ExitCode {
         copying: &|| (),
         failed: &failed,
     };
-    let frames = frames(random);
-    grant(&hypervisor, guest(FRONTEND));
-    let handles = map(&backend, &frames);
-    let calls = prepare(&backend, &frames, &handles, batch);
-    measured(&backend, &calls);
-    assert!(frames.iter().all(|gfn| guest(BACKEND).lookup(*gfn).is_none()), "all are unmapped");
-    println!("@ unmap grants={GRANTS}");
-    ExitCode::SUCCESS
+    run(&backend, frames, batch);
+}
+
+/// Maps everything, and unmaps it.
+fn run<B: Backend>(backend: &B, frames: &[Gfn], batch: u32) {
+    let handles = map(backend, frames);
+    assert!(frames.iter().all(|gfn| backend.shows(*gfn)), "all are mapped");
+    let calls = prepare(backend, frames, &handles, batch);
+    measured(backend, &calls);
+    assert!(frames.iter().all(|gfn| !backend.shows(*gfn)), "all are unmapped");
 }
 
 /// The hypercalls, and nothing else.
 #[inline(never)]
-fn measured(backend: &Backend<'_>, calls: &[Call]) {
+fn measured<B: Backend>(backend: &B, calls: &[Call]) {
     for call in calls {
-        assert_eq!(black_box(*call).run(backend), Outcome::Done);
+        assert_eq!(backend.call(black_box(*call)), Outcome::Done);
     }
 }
 
@@ -90,21 +199,7 @@ fn frames(random: bool) -> Vec<Gfn> {
     frames
 }
 
-fn grant(hypervisor: &Hypervisor<PlainRam>, frontend: &Guest<PlainRam>) {
-    frontend.with_grants(|table| {
-        table.grow(4).expect("room in the table");
-        for place in 0..GRANTS {
-            let reference = FIRST_REFERENCE + place;
-            let gfn = Gfn::new(0x1000 + u64::from(place));
-            hypervisor.populate(frontend, gfn);
-            let word = 1 | u64::from(BACKEND.get()) << 16 | gfn.get() << 32;
-            let page = table.storage().shared(reference as usize / 512).expect("a page of it");
-            page[reference as usize % 512].store(word, std::sync::atomic::Ordering::SeqCst);
-        }
-    });
-}
-
-fn map(backend: &Backend<'_>, frames: &[Gfn]) -> Vec<u32> {
+fn map<B: Backend>(backend: &B, frames: &[Gfn]) -> Vec<u32> {
     let base = ARGUMENTS << 12;
     let place = |index: usize| GuestAddress(base + (index * size_of::<MapGrantRef>()) as u64);
     for (index, gfn) in frames.iter().enumerate() {
@@ -112,33 +207,29 @@ fn map(backend: &Backend<'_>, frames: &[Gfn]) -> Vec<u32> {
         element.host_addr = gfn.get() << 12;
         element.flags = 2;
         element.reference = FIRST_REFERENCE + index as u32;
-        element.domain = FRONTEND.get();
-        let done = backend.hypervisor.copy_to(backend.guest, place(index), element.as_bytes());
-        done.expect("arguments are mapped");
+        element.domain = B::FRONTEND.get();
+        backend.write(place(index), element.as_bytes());
     }
     let call = Call { command: 0, argument: GuestAddress(base), count: GRANTS };
-    assert_eq!(call.run(backend), Outcome::Done);
+    assert_eq!(backend.call(call), Outcome::Done);
     (0..frames.len())
         .map(|index| {
             let mut element = MapGrantRef::new_zeroed();
-            let bytes = element.as_mut_bytes();
-            let done = backend.hypervisor.copy_from(backend.guest, place(index), bytes);
-            done.expect("arguments are mapped");
+            backend.read(place(index), element.as_mut_bytes());
             assert_eq!(element.status, 0);
             element.handle
         })
         .collect()
 }
 
-fn prepare(backend: &Backend<'_>, frames: &[Gfn], handles: &[u32], batch: u32) -> Vec<Call> {
+fn prepare<B: Backend>(backend: &B, frames: &[Gfn], handles: &[u32], batch: u32) -> Vec<Call> {
     let base = ARGUMENTS << 12;
     let place = |index: usize| GuestAddress(base + (index * size_of::<UnmapGrantRef>()) as u64);
     for (index, (gfn, handle)) in frames.iter().zip(handles).enumerate() {
         let mut element = UnmapGrantRef::new_zeroed();
         element.host_addr = gfn.get() << 12;
         element.handle = *handle;
-        let done = backend.hypervisor.copy_to(backend.guest, place(index), element.as_bytes());
-        done.expect("arguments are mapped");
+        backend.write(place(index), element.as_bytes());
     }
     (0..GRANTS)
         .step_by(batch as usize)

@@ -1,0 +1,176 @@
+//! Memory that is all mapped, as a hypervisor's direct map is.
+//!
+//! [`Direct`] has every frame at hand by its number, with the count of entries in use and
+//! the references beside it: one bound is checked, and nothing is looked up.
+
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use flush::{FreshTable, Mfn, TablePage};
+use spin::mutex::SpinMutex;
+use stage2::TableMemory;
+
+/// All frames of a machine, and what is known of each.
+#[derive(Debug)]
+pub(super) struct Direct {
+    frames: Box<[[AtomicU64; 512]]>,
+    pages: Box<[Page]>,
+    free: SpinMutex<Vec<u64>>,
+    unlinked: AtomicU64,
+}
+
+/// What the hypervisor knows of a frame.
+#[derive(Debug, Default)]
+struct Page {
+    references: AtomicU32,
+    writable: AtomicU32,
+    /// Entries in use, if it is a table.
+    live: AtomicU16,
+    dirty: AtomicBool,
+}
+
+impl Direct {
+    /// `frames` zeroed frames; frame 0 is never handed out.
+    pub(super) fn new(frames: u64) -> Self {
+        Self {
+            frames: (0..frames).map(|_| [const { AtomicU64::new(0) }; 512]).collect(),
+            pages: (0..frames).map(|_| Page::default()).collect(),
+            free: SpinMutex::new((1..frames).rev().collect()),
+            unlinked: AtomicU64::new(0),
+        }
+    }
+
+    /// The words of a frame, or `None` if there is no such frame.
+    #[inline]
+    pub(super) fn words(&self, mfn: Mfn) -> Option<&[AtomicU64; 512]> {
+        self.frames.get(mfn.get() as usize)
+    }
+
+    #[inline]
+    fn word(&self, mfn: Mfn, index: usize) -> Option<&AtomicU64> {
+        self.words(mfn).map(|words| &words[index % 512])
+    }
+
+    #[inline]
+    fn page(&self, mfn: Mfn) -> Option<&Page> {
+        self.pages.get(mfn.get() as usize)
+    }
+
+    /// A frame of zeroes.
+    pub(super) fn take(&self) -> Option<Mfn> {
+        let mfn = Mfn::new(self.free.lock().pop()?);
+        self.words(mfn)?.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        self.page(mfn)?.live.store(0, Ordering::Relaxed);
+        Some(mfn)
+    }
+
+    /// Gives a frame back.
+    pub(super) fn give(&self, mfn: Mfn) {
+        self.free.lock().push(mfn.get());
+    }
+
+    /// Counts a page once more, and as writable if `typed`.
+    pub(super) fn count(&self, mfn: Mfn, typed: bool) {
+        if let Some(page) = self.page(mfn) {
+            page.references.fetch_add(1, Ordering::Relaxed);
+            page.writable.fetch_add(u32::from(typed), Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a page once less; one that nobody counts any more is free.
+    ///
+    /// # Panics
+    /// If nobody counted it.
+    #[inline]
+    pub(super) fn discount(&self, mfn: Mfn, typed: bool) {
+        let Some(page) = self.page(mfn) else { return };
+        if typed {
+            let before = page.writable.fetch_sub(1, Ordering::Relaxed);
+            assert!(before > 0, "a type reference was dropped twice");
+        }
+        match page.references.fetch_sub(1, Ordering::Relaxed) {
+            0 => panic!("a page reference was dropped twice"),
+            1 => self.give(mfn),
+            _ => {}
+        }
+    }
+
+    /// References and writable type references of a page.
+    pub(super) fn counts(&self, mfn: Mfn) -> (u32, u32) {
+        let counts = |page: &Page| {
+            (page.references.load(Ordering::Relaxed), page.writable.load(Ordering::Relaxed))
+        };
+        self.page(mfn).map_or((0, 0), counts)
+    }
+
+    /// Notes that a page may have been written.
+    #[inline]
+    pub(super) fn mark_dirty(&self, mfn: Mfn) {
+        if let Some(page) = self.page(mfn) {
+            page.dirty.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl TableMemory for &Direct {
+    #[inline]
+    fn read(&self, table: Mfn, index: usize) -> u64 {
+        self.word(table, index).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn swap(&self, table: Mfn, index: usize, new: u64) -> u64 {
+        self.word(table, index).map_or(0, |word| word.swap(new, Ordering::AcqRel))
+    }
+
+    #[inline]
+    fn compare_exchange(
+        &self,
+        table: Mfn,
+        index: usize,
+        current: u64,
+        new: u64,
+    ) -> Result<(), u64> {
+        let Some(word) = self.word(table, index) else { return Err(0) };
+        word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    }
+
+    fn allocate(&self) -> Option<FreshTable> {
+        self.take().map(FreshTable::new)
+    }
+
+    fn discard(&self, table: FreshTable) {
+        self.give(table.mfn());
+    }
+
+    fn unlink(&self, table: Mfn) -> TablePage {
+        self.unlinked.fetch_add(1, Ordering::Relaxed);
+        TablePage::unlinked(table)
+    }
+
+    #[inline]
+    fn unlinked(&self) -> Option<u64> {
+        Some(self.unlinked.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn live(&self, table: Mfn) -> u16 {
+        self.page(table).map_or(0, |page| page.live.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn add_live(&self, table: Mfn, entries: u16) {
+        if let Some(page) = self.page(table) {
+            // The lock around the tree's edits is held: no other writer.
+            let live = page.live.load(Ordering::Relaxed).saturating_add(entries);
+            page.live.store(live, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn drop_live(&self, table: Mfn) -> u16 {
+        let Some(page) = self.page(table) else { return 0 };
+        let left = page.live.load(Ordering::Relaxed).saturating_sub(1);
+        page.live.store(left, Ordering::Relaxed);
+        left
+    }
+}
