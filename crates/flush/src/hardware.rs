@@ -53,10 +53,11 @@ pub struct Hardware<'a, T, I> {
 pub struct Units<'a, U, const N: usize>(&'a [U]);
 
 impl<'a, U, const N: usize> Units<'a, U, N> {
-    /// All of `units`, or `None` if there are more than `N`.
+    /// All of `units`, or `None` if there are more than `N`, or none: a domain that no unit
+    /// serves says so with [`NoIommu`], which does not pass for a flush.
     #[must_use]
     pub const fn new(units: &'a [U]) -> Option<Self> {
-        if units.len() <= N { Some(Self(units)) } else { None }
+        if !units.is_empty() && units.len() <= N { Some(Self(units)) } else { None }
     }
 }
 
