@@ -80,7 +80,9 @@ impl Call {
                 self.chunks::<UnmapAndReplace, D, CHUNK>(domain, unmap_chunk::<UnmapAndReplace, D>)
             }
             // These leave nothing for a common flush, so they can be left after each.
-            Operation::Copy => self.chunks::<GrantCopy, D, 1>(domain, each::<GrantCopy, D>(copy_element)),
+            Operation::Copy => {
+                self.chunks::<GrantCopy, D, 1>(domain, each::<GrantCopy, D>(copy_element))
+            }
             Operation::SwapGrantRef => {
                 self.chunks::<SwapGrantRef, D, 1>(domain, each::<SwapGrantRef, D>(swap_element))
             }

@@ -26,11 +26,6 @@ fn unmapped_with(arrange: impl FnOnce(&World)) -> (World, Vec<UnmapGrantRef>, us
     (world, unmaps, done)
 }
 
-/// Where the last byte of an element is, for one that cannot be read.
-fn byte_of<T>(position: usize) -> Option<usize> {
-    Some(ARRAY as usize + (position + 1) * size_of::<T>() - 1)
-}
-
 fn finish(world: &World, rest: &[UnmapGrantRef]) {
     assert!(world.unmap(rest).iter().all(|status| *status == 0));
     world.assert_clean();

@@ -493,6 +493,11 @@ pub(super) fn unmap_of(mapped: &MapGrantRef) -> UnmapGrantRef {
     }
 }
 
+/// Where the last byte of an element is, for one that cannot be read.
+pub(super) fn byte_of<T>(position: usize) -> Option<usize> {
+    Some(ARRAY as usize + (position + 1) * size_of::<T>() - 1)
+}
+
 fn strikes(count: &Cell<usize>, at: &Cell<Option<usize>>) -> bool {
     let now = count.get();
     count.set(now + 1);

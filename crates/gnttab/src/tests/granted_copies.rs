@@ -623,7 +623,7 @@ fn a_fault_ends_the_call_with_nothing_held_and_later_elements_as_they_were() {
         world.write(ARRAY, &[element; COUNT]);
         world.reads.set(0);
         world.writes.set(0);
-        world.read_fault.set((!write).then_some(position));
+        world.read_fault.set(byte_of::<GrantCopy>(position).filter(|_| !write));
         world.write_fault.set(write.then_some(position));
         assert_eq!(world.call(COPY, COUNT as u32), Outcome::Failed(Errno::Fault));
         assert_eq!(world.copied.get(), position + usize::from(write));

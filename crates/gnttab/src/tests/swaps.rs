@@ -140,8 +140,7 @@ fn a_swap_is_left_after_each_element_and_ends_at_a_fault() {
     let Outcome::Continue { done: 1, rest } = call.run(&world) else { panic!("it goes on") };
     assert_eq!(rest.count, 2);
     world.preempt.set(false);
-    world.reads.set(0);
-    world.read_fault.set(Some(1));
+    world.read_fault.set(byte_of::<SwapGrantRef>(2));
     assert_eq!(rest.run(&world), Outcome::Failed(Errno::Fault));
     let statuses: Vec<_> =
         world.read::<SwapGrantRef>(ARRAY, 3).iter().map(|done| done.status).collect();
