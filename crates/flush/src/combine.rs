@@ -96,10 +96,22 @@ impl<T, I, const SEATS: usize, const SLOTS: usize> Combiner<T, I, SEATS, SLOTS> 
         self.flushes.load(Ordering::Relaxed)
     }
 
-    /// What every unredeemed ticket asks for, read after the tickets were counted.
-    fn collect(&self, tlb: &mut Cover, iotlb: &mut Cover) {
-        for (word, desks) in self.pending.iter().zip(self.desks.chunks(BITS)) {
-            let mut seats = word.load(Ordering::Relaxed);
+    /// Which seats but the leader's own have something published, read after the tickets
+    /// were counted.
+    fn others(&self, leader: usize) -> [u64; WORDS] {
+        let mut seats = [0; WORDS];
+        for (seats, word) in seats.iter_mut().zip(&self.pending) {
+            *seats = word.load(Ordering::Relaxed);
+        }
+        if let Some(seats) = seats.get_mut(leader / BITS) {
+            *seats &= !(1 << (leader % BITS));
+        }
+        seats
+    }
+
+    /// Adds what these seats ask for.
+    fn collect(&self, seats: [u64; WORDS], tlb: &mut Cover, iotlb: &mut Cover) {
+        for (mut seats, desks) in seats.into_iter().zip(self.desks.chunks(BITS)) {
             while let Some(desk) = desks.get(seats.trailing_zeros() as usize) {
                 seats &= seats - 1;
                 desk.tlb.add_to(tlb);
@@ -129,18 +141,39 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, const SEATS: usize, const SLOTS: usize>
 
     /// Flushes all that was asked for, and says how far each kind got and why not.
     ///
-    /// Only the leader calls it.
-    fn lead(&self, tlb_failed: impl FnOnce(T::Error), iotlb_failed: impl FnOnce(I::Error)) {
-        let Self { domain, tlb: cpus, iotlb: units, .. } = self;
+    /// Only the leader calls it. What it asks for itself it knows: only what the others do
+    /// has to be read.
+    fn lead(
+        &self,
+        own: &Own<'_>,
+        tlb_failed: impl FnOnce(T::Error),
+        iotlb_failed: impl FnOnce(I::Error),
+    ) {
         // Not a load: that might miss tickets that were taken long ago, and each of them
         // would need one more flush.
         let through = self.requested.fetch_add(0, Ordering::Acquire);
-        let (mut tlb, mut iotlb) = (Cover::NOTHING, Cover::NOTHING);
-        self.collect(&mut tlb, &mut iotlb);
+        let others = self.others(own.number);
+        if others == [0; WORDS] {
+            return self.flush_both(through, (own.tlb, own.iotlb), tlb_failed, iotlb_failed);
+        }
+        let (mut tlb, mut iotlb) = (own.tlb.clone(), own.iotlb.clone());
+        self.collect(others, &mut tlb, &mut iotlb);
+        self.flush_both(through, (&tlb, &iotlb), tlb_failed, iotlb_failed);
+    }
+
+    /// Flushes for all tickets up to `through`.
+    fn flush_both(
+        &self,
+        through: u64,
+        (tlb, iotlb): (&Cover, &Cover),
+        tlb_failed: impl FnOnce(T::Error),
+        iotlb_failed: impl FnOnce(I::Error),
+    ) {
+        let Self { domain, tlb: cpus, iotlb: units, .. } = self;
         self.flushes.fetch_add(1, Ordering::Relaxed);
         // Devices first: their units work while the CPUs are being kicked.
-        let on_units = (!iotlb.is_nothing()).then(|| units.start(*domain, &iotlb));
-        let on_cpus = (!tlb.is_nothing()).then(|| cpus.start(*domain, &tlb));
+        let on_units = (!iotlb.is_nothing()).then(|| units.start(*domain, iotlb));
+        let on_cpus = (!tlb.is_nothing()).then(|| cpus.start(*domain, tlb));
         match on_cpus.map_or(Ok(()), |token| cpus.wait(token)) {
             Ok(()) => self.on_cpus.complete(through),
             Err(error) => {
@@ -156,6 +189,14 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, const SEATS: usize, const SLOTS: usize>
             }
         }
     }
+}
+
+/// What the leader itself asks for, as it keeps it besides its slots.
+struct Own<'o> {
+    /// Its seat.
+    number: usize,
+    tlb: &'o Cover,
+    iotlb: &'o Cover,
 }
 
 /// How far one kind got: the last ticket whose flush completed, and that failed.

@@ -42,7 +42,7 @@ pub enum Extent<'a> {
 }
 
 /// What one kind of cache must forget.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Cover {
     runs: ArrayVec<Run, RUNS>,
     /// The order of the largest leaf of every run, as long as `orders` is empty.
@@ -54,6 +54,25 @@ pub struct Cover {
     change: Change,
 }
 
+impl Clone for Cover {
+    fn clone(&self) -> Self {
+        let mut clone = Self::new();
+        clone.clone_from(self);
+        clone
+    }
+
+    /// Copies as many runs as there are, and not all of the room for them.
+    fn clone_from(&mut self, other: &Self) {
+        let Self { runs, order, orders, everything, depth, change } = other;
+        self.runs.clear();
+        self.runs.extend(runs.iter().copied());
+        self.orders.clear();
+        self.orders.extend(orders.iter().copied());
+        (self.order, self.everything) = (*order, *everything);
+        (self.depth, self.change) = (*depth, *change);
+    }
+}
+
 impl Default for Cover {
     fn default() -> Self {
         Self::NOTHING
@@ -62,14 +81,20 @@ impl Default for Cover {
 
 impl Cover {
     /// The cover of no frame.
-    pub const NOTHING: Self = Self {
-        runs: ArrayVec::new_const(),
-        order: 0,
-        orders: ArrayVec::new_const(),
-        everything: false,
-        depth: Depth::Leaves,
-        change: Change::Added,
-    };
+    pub const NOTHING: Self = Self::new();
+
+    /// [`NOTHING`](Self::NOTHING), made in place: a constant is copied with all of its room.
+    #[inline]
+    pub(crate) const fn new() -> Self {
+        Self {
+            runs: ArrayVec::new_const(),
+            order: 0,
+            orders: ArrayVec::new_const(),
+            everything: false,
+            depth: Depth::Leaves,
+            change: Change::Added,
+        }
+    }
 
     /// Whether nothing has to be forgotten.
     #[must_use]
@@ -186,6 +211,11 @@ impl Cover {
     #[inline(never)]
     fn insert(&mut self, run: Run) {
         if self.everything {
+            return;
+        }
+        if self.runs.last().is_none_or(|last| last.last() < run.first() && !last.touches(run))
+            && self.runs.try_push(run).is_ok()
+        {
             return;
         }
         // All runs before `at` begin before the new one, and none after it does.

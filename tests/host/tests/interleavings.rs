@@ -99,10 +99,8 @@ const WEAKENINGS: &[Weakening] = &[
         name: "covers are read before tickets are counted",
         file: COMBINE,
         text: "let through = self.requested.fetch_add(0, Ordering::Acquire);
-        let (mut tlb, mut iotlb) = (Cover::NOTHING, Cover::NOTHING);
-        self.collect(&mut tlb, &mut iotlb);",
-        weaker: "let (mut tlb, mut iotlb) = (Cover::NOTHING, Cover::NOTHING);
-        self.collect(&mut tlb, &mut iotlb);
+        let others = self.others(own.number);",
+        weaker: "let others = self.others(own.number);
         let through = self.requested.fetch_add(0, Ordering::Acquire);",
         test: TWO,
         complaint: STALE,

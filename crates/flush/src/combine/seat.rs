@@ -1,8 +1,12 @@
 //! One caller's place at a combiner; to a batch it is the hardware.
 
-use core::{cell::Cell, fmt, sync::atomic::Ordering};
+use core::{
+    cell::{Cell, Ref, RefCell},
+    fmt,
+    sync::atomic::Ordering,
+};
 
-use super::{BITS, CombineError, Combiner, Desk, Lead, Refused, Settled, slots::Slots};
+use super::{BITS, CombineError, Combiner, Desk, Lead, Own, Refused, Settled, slots::Slots};
 use crate::{Cover, DomainId, Flush, Hardware, Iotlb, Tlb};
 
 /// How many tickets one wait takes when flushes that others led fail.
@@ -31,6 +35,9 @@ where
 /// What a seat asks of one kind of hardware.
 struct Side<'c, E, const SLOTS: usize> {
     slots: &'c Slots<SLOTS>,
+    /// What is published, exactly, for when this seat leads; nothing while it is idle. No
+    /// code of others runs while it is written.
+    own: RefCell<Cover>,
     settled: &'c Settled,
     stage: Cell<Stage>,
     /// The error of a flush that this seat led, until it is handed out.
@@ -89,6 +96,7 @@ where
         let was_idle = self.is_idle();
         // A flush led for others may have failed while this side had nothing to redeem.
         side.led.set(None);
+        side.own.borrow_mut().clone_from(cover);
         side.slots.publish(cover);
         side.stage.set(Stage::Published);
         if was_idle && let Some((word, bit)) = self.place() {
@@ -143,7 +151,9 @@ where
                 Some(lead) => {
                     // Whoever led before may have served this ticket since the look above.
                     if settled.outcome(ticket).is_none() {
+                        let (tlb, iotlb) = (self.tlb.own(), self.iotlb.own());
                         self.combiner.lead(
+                            &Own { number: self.number, tlb: &tlb, iotlb: &iotlb },
                             |error| self.tlb.led.set(Some(error)),
                             |error| self.iotlb.led.set(Some(error)),
                         );
@@ -166,6 +176,7 @@ where
             return;
         }
         side.slots.withdraw();
+        side.own.borrow_mut().clear();
         if self.is_idle()
             && let Some((word, bit)) = self.place()
         {
@@ -213,7 +224,18 @@ where
 
 impl<'c, E, const SLOTS: usize> Side<'c, E, SLOTS> {
     fn new(slots: &'c Slots<SLOTS>, settled: &'c Settled) -> Self {
-        Self { slots, settled, stage: Cell::new(Stage::Idle), led: Cell::new(None) }
+        Self {
+            slots,
+            own: RefCell::new(Cover::new()),
+            settled,
+            stage: Cell::new(Stage::Idle),
+            led: Cell::new(None),
+        }
+    }
+
+    /// What this side asks for itself.
+    fn own(&self) -> Ref<'_, Cover> {
+        self.own.borrow()
     }
 
     /// A ticket just taken covers whatever was published before it.
