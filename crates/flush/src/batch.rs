@@ -46,6 +46,7 @@ struct Contents<P, const N: usize> {
 }
 
 impl<P, const N: usize> Contents<P, N> {
+    #[inline]
     const fn new(domain: DomainId) -> Self {
         Self { record: Record::new(domain), pages: ArrayVec::new_const() }
     }
@@ -236,6 +237,16 @@ impl<'id, P, const N: usize> Room<'_, 'id, P, N> {
     /// caller's to lose.
     pub fn hold(&mut self, page: P, _cleared: Cleared<'id>) -> Result<(), P> {
         self.pages.try_push(page).map_err(arrayvec::CapacityError::element)
+    }
+}
+
+impl<'id, P, const N: usize> Room<'_, 'id, P, N> {
+    /// Holds pages whose translations are gone, as many as there is room for. The others
+    /// stay in `pages`.
+    #[inline]
+    pub fn hold_all(&mut self, pages: &mut impl Iterator<Item = (P, Cleared<'id>)>) {
+        let left = self.pages.remaining_capacity();
+        self.pages.extend(pages.take(left).map(|(page, _cleared)| page));
     }
 }
 

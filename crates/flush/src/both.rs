@@ -31,20 +31,22 @@ pub(crate) struct Both {
     /// What CPUs must forget; and what devices must, as long as that is the same.
     tlb: Cover,
     /// What devices must forget, from when it is not.
-    iotlb: Cover,
-    alike: bool,
+    iotlb: Option<Cover>,
     /// Said for the CPUs alone so far, while the rest is alike.
     waiting: Option<Entry>,
 }
 
 impl Both {
-    pub(crate) const NOTHING: Self =
-        Self { tlb: Cover::NOTHING, iotlb: Cover::NOTHING, alike: true, waiting: None };
+    /// Nothing.
+    #[inline]
+    pub(crate) const fn new() -> Self {
+        Self { tlb: Cover::new(), iotlb: None, waiting: None }
+    }
 
     /// Adds `entry` for the kinds that walk the edited table.
     #[inline]
     pub(crate) fn add<K: Records>(&mut self, entry: Entry) {
-        if self.alike {
+        if self.iotlb.is_none() {
             match (K::KINDS, self.waiting) {
                 (Kinds::Tlb, None) => {
                     self.waiting = Some(entry);
@@ -88,7 +90,10 @@ impl Both {
     /// What devices must forget, between edits.
     #[inline]
     pub(crate) const fn iotlb(&self) -> &Cover {
-        if self.alike { &self.tlb } else { &self.iotlb }
+        match &self.iotlb {
+            Some(iotlb) => iotlb,
+            None => &self.tlb,
+        }
     }
 
     /// Whether nothing has to be forgotten.
@@ -106,18 +111,18 @@ impl Both {
         if tlb {
             self.tlb.clear();
         }
-        if iotlb && !self.alike {
-            self.iotlb.clear();
+        match &mut self.iotlb {
+            Some(owed) if iotlb && !tlb => owed.clear(),
+            Some(_) if iotlb => self.iotlb = None,
+            Some(_) | None => {}
         }
-        self.alike = tlb && iotlb;
     }
 
     /// Makes two covers of one, if that was not done yet.
     #[cold]
     fn part(&mut self) {
-        if self.alike {
-            self.alike = false;
-            self.iotlb = self.tlb.clone();
+        if self.iotlb.is_none() {
+            self.iotlb = Some(self.tlb.clone());
         }
         if let Some(entry) = self.waiting.take() {
             entry.add_to(&mut self.tlb);
@@ -125,13 +130,11 @@ impl Both {
     }
 
     fn each<K: Records>(&mut self, mut note: impl FnMut(&mut Cover)) {
-        match K::KINDS {
-            Kinds::Tlb => note(&mut self.tlb),
-            Kinds::Iotlb => note(&mut self.iotlb),
-            Kinds::Both => {
-                note(&mut self.tlb);
-                note(&mut self.iotlb);
-            }
+        if K::TLB {
+            note(&mut self.tlb);
+        }
+        if let Some(iotlb) = self.iotlb.as_mut().filter(|_| K::IOTLB) {
+            note(iotlb);
         }
     }
 }
@@ -175,7 +178,7 @@ mod tests {
             [(Cpus, 3), (Devices, 3), (All, 3), (Cpus, 9), (Devices, 9), (All, 9)];
         for choice in 0..WORDS.len().pow(4) * 16 {
             let (said, ends) = (choice / 16, choice % 16);
-            let mut both = Both::NOTHING;
+            let mut both = Both::new();
             let (mut tlb, mut iotlb) = (Cover::NOTHING, Cover::NOTHING);
             for place in 0..4_u32 {
                 let (who, frame) = WORDS[said / WORDS.len().pow(place) % WORDS.len()];
@@ -203,7 +206,7 @@ mod tests {
             for (tlb_paid, iotlb_paid) in
                 [(true, true), (true, false), (false, true), (false, false)]
             {
-                let mut both = Both::NOTHING;
+                let mut both = Both::new();
                 add(&mut both, All, 5);
                 if !alike {
                     add(&mut both, Devices, 6);
@@ -224,7 +227,7 @@ mod tests {
 
     #[test]
     fn everything_for_one_kind_leaves_the_other_as_it_was() {
-        let mut both = Both::NOTHING;
+        let mut both = Both::new();
         add(&mut both, Cpus, 3);
         both.everything::<Iotlb>(Depth::Tables);
         assert_eq!((frames(both.tlb()), both.iotlb().extent()), (1 << 3, Extent::Everything));

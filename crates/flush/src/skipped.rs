@@ -88,8 +88,9 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    #[inline]
     pub(crate) const fn new(domain: DomainId) -> Self {
-        Self { domain, covers: Both::NOTHING, tables: ArrayVec::new_const() }
+        Self { domain, covers: Both::new(), tables: ArrayVec::new_const() }
     }
 
     #[inline]
@@ -127,6 +128,20 @@ impl<'id> Skipped<'id> {
     pub fn leaf<K: Records>(&mut self, run: Run, order: u8) -> Gone<'id, K> {
         self.record.add::<K>(run, order, Depth::Leaves, Change::Modified);
         Gone::new()
+    }
+
+    /// Valid leaves of 2^`order` frames each were cleared, over all of `run`: a proof for each.
+    ///
+    /// They are on record when this returns, however many of the proofs are taken.
+    #[inline]
+    pub fn leaves<K: Records>(
+        &mut self,
+        run: Run,
+        order: u8,
+    ) -> impl Iterator<Item = Gone<'id, K>> + use<'id, K> {
+        self.record.add::<K>(run, order, Depth::Leaves, Change::Modified);
+        let leaves = run.pages().checked_shr(u32::from(order)).unwrap_or(0).max(1);
+        (0..leaves).map(|_| Gone::new())
     }
 
     /// The entry was looked at, and held nothing that a cache could hold.

@@ -46,6 +46,11 @@ impl<'id, K: Walkers, S: Sink<'id, K>> Record for Edit<'_, 'id, K, S> {
         self.sink.take(run, leaf, gone);
     }
 
+    fn removed_pages(&mut self, run: Run, order: u8, leaves: impl Iterator<Item = (Run, Leaf)>) {
+        let leaves = leaves.zip(self.skipped.leaves::<K>(run, order));
+        self.sink.take_all(leaves.map(|((run, leaf), gone)| (run, leaf, gone)));
+    }
+
     fn changed(&mut self, run: Run, order: u8, _leaf: Leaf) {
         self.replaced = Some(self.skipped.leaf::<K>(run, order));
     }

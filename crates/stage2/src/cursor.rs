@@ -67,6 +67,27 @@ impl<'w, 'a, F: Format, M: TableMemory> Cursor<'w, 'a, F, M> {
         end_of(self.at, self.order)
     }
 
+    /// The page that the entry is in, as long as the cursor has not gone up.
+    #[inline]
+    pub(crate) fn table(&self) -> Mfn {
+        self.table
+    }
+
+    /// To the entry at `first` in the same page, which is not before this one.
+    #[inline]
+    pub(crate) fn go_to(&mut self, first: Gfn) {
+        // The first entry of a walk may begin before the walk does.
+        self.at = self.at.max(first);
+    }
+
+    /// To the last entry in the same page, or to the one at `last` if that is before.
+    #[inline]
+    pub(crate) fn go_to_end(&mut self, last: Gfn) {
+        let (_, step) = self.tables.format.geometry().orders();
+        let end = end_of(self.at, self.order + step).min(last);
+        self.go_to(Gfn::new(end.get() & (u64::MAX << self.order)));
+    }
+
     /// The entry, for an edit.
     #[inline]
     pub(crate) fn place(&self) -> Place {

@@ -100,6 +100,22 @@ pub trait Format {
         0
     }
 
+    /// The bits in which the words of two pages may differ so that [`like`](Self::like)
+    /// tells one from the other: the frame and the [`marks`](Self::marks).
+    ///
+    /// A format that does not say has each page [decoded](Self::decode).
+    #[inline]
+    fn varying(&self) -> u64 {
+        0
+    }
+
+    /// The leaf of a page's word that differs from the word of `leaf` in bits that
+    /// [vary](Self::varying) alone.
+    #[inline]
+    fn like(&self, _raw: u64, leaf: Leaf) -> Leaf {
+        leaf
+    }
+
     /// Whether a valid entry may only change through empty and a flush.
     ///
     /// With such a format a split stops with [`Stop::Split`](crate::Stop::Split) once
@@ -286,19 +302,6 @@ impl Geometry {
     #[inline]
     pub(crate) const fn index(self, order: u8, frame: Gfn) -> usize {
         ((frame.get() >> order) & self.index_mask) as usize
-    }
-
-    /// The level of the lowest table that serves two frames, by the bits in which their
-    /// numbers differ.
-    #[inline]
-    pub(crate) const fn shared_level(self, differ: u64) -> Level {
-        let (mut level, mut order) = (Level::PAGE, self.page_order + self.index_bits);
-        // Not above the order of a root entry: frame numbers are shorter than 64 bits.
-        while order <= self.top_order && differ >> order != 0 {
-            let Some(above) = level.above() else { break };
-            (level, order) = (above, order + self.index_bits);
-        }
-        level
     }
 
     /// The order of a root entry, and by how much it shrinks from level to level.

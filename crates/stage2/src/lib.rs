@@ -36,6 +36,7 @@
 #![forbid(unsafe_code)]
 
 mod chunked;
+mod clear;
 mod cursor;
 mod entry;
 pub mod format;
@@ -52,6 +53,7 @@ mod unwalked;
 mod walk;
 
 pub use chunked::{Chunk, Halt, Halted, Pace, Stops, chunked};
+pub use clear::{Emptied, RootError, clear, destroy, free_root};
 pub use entry::{Access, Entry, Leaf, Level, MAX_LEVELS, MemoryType, Tag};
 pub use format::{Format, Geometry, Unencodable};
 pub use map::{MapError, MapStopped, Over, map, map_run};
@@ -64,4 +66,4 @@ pub use stop::{Budget, Rest, Stop, Stopped, Tally};
 pub use tracked::{Refused, Slot, Sweep, SweepStopped, Tracked};
 pub use tree::{Found, Tables};
 pub use unwalked::{Unwalked, retire};
-pub use walk::{Emptied, RootError, clear, destroy, free_root, protect, visit};
+pub use walk::{protect, visit};

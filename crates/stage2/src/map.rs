@@ -310,18 +310,61 @@ pub fn map_run<F: Format, M: TableMemory>(
     let mut at = first;
     loop {
         let stopped = |error| MapStopped { rest: Rest::from(at, last), error };
-        if !budget.take() {
-            return Err(stopped(MapError::Budget));
-        }
         let offset = at.get().saturating_sub(first.get());
         let part = Leaf { mfn: Mfn::new(leaf.mfn.get().saturating_add(offset)), ..leaf };
         let left = Rest::from(at, last).run();
-        let span = map_largest(&tables, left, part, largest, record).map_err(stopped)?;
+        let span = match fill(&tables, left, part, largest, budget, record) {
+            Some(span) => span,
+            None if !budget.take() => return Err(stopped(MapError::Budget)),
+            None => map_largest(&tables, left, part, largest, record).map_err(stopped)?,
+        };
         if span.last() >= last {
             return Ok(());
         }
         at = Gfn::new(span.last().get().saturating_add(1));
     }
+}
+
+/// Maps the pages at the start of `left` that belong into one table, as long as nothing is
+/// in the way there. `None` if there are none, or something larger may fit.
+fn fill<F: Format, M: TableMemory>(
+    tables: &Tables<'_, F, M>,
+    left: Run,
+    leaf: Leaf,
+    largest: Level,
+    budget: &mut Budget,
+    record: &mut impl Record,
+) -> Option<Run> {
+    let geometry = tables.format.geometry();
+    let order = geometry.order(Level::PAGE);
+    let block = Run::block(left.first(), order + geometry.index_bits());
+    if largest > Level::PAGE && left.covers(block) {
+        return None;
+    }
+    let (slot, raw) = tables.find(left.first(), Level::PAGE);
+    if slot.level != Level::PAGE || raw != 0 {
+        return None;
+    }
+    let last = left.last().min(block.last());
+    let pages = (last.get().saturating_sub(left.first().get()) >> order).saturating_add(1);
+    let step = 1 << order;
+    let mut leaf = leaf;
+    let mut count: u16 = 0;
+    for index in (slot.index..).take(usize::try_from(pages.min(budget.left())).ok()?) {
+        let Ok(word) = tables.format.leaf(Level::PAGE, leaf) else { break };
+        if tables.memory.compare_exchange(slot.table, index, 0, word).is_err() {
+            break;
+        }
+        count += 1;
+        leaf.mfn = Mfn::new(leaf.mfn.get().saturating_add(step));
+    }
+    let end = u64::from(count.checked_sub(1)?) << order;
+    let span = geometry.span(Level::PAGE, Gfn::new(left.first().get().saturating_add(end)));
+    let run = Run::new(left.first(), span.last())?;
+    tables.memory.add_live(slot.table, count);
+    budget.spend(u64::from(count));
+    record.added(run);
+    Some(run)
 }
 
 /// Maps one leaf at the start of `left`, as large as fits, and returns what it spans.

@@ -35,6 +35,14 @@ pub trait TableMemory {
     /// CPU caches needs its write-back here.
     fn swap(&self, table: Mfn, index: usize, new: u64) -> u64;
 
+    /// Empties the entries from `index` on, each in one atomic step, as [`swap`](Self::swap)
+    /// does; `taken` becomes what they were. They are all in the page.
+    fn take_out(&self, table: Mfn, index: usize, taken: &mut [u64]) {
+        for (taken, index) in taken.iter_mut().zip(index..) {
+            *taken = self.swap(table, index, 0);
+        }
+    }
+
     /// Replaces the entry in one atomic step if it still is `current`; visible to the
     /// hardware walker on return, as with [`swap`](Self::swap).
     ///
@@ -86,4 +94,11 @@ pub trait TableMemory {
 
     /// One entry less is in use; returns how many still are.
     fn drop_live(&self, table: Mfn) -> u16;
+
+    /// So many entries less are in use.
+    fn drop_live_by(&self, table: Mfn, entries: u16) {
+        for _ in 0..entries {
+            self.drop_live(table);
+        }
+    }
 }

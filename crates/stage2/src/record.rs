@@ -21,6 +21,15 @@ pub trait Record {
     /// The valid leaf over `run` is gone; it had 2^`order` frames.
     fn removed(&mut self, run: Run, order: u8, leaf: Leaf);
 
+    /// Valid leaves over all of `run` are gone, of 2^`order` frames each; `leaves` says what
+    /// each one was, in order.
+    fn removed_pages(&mut self, run: Run, order: u8, leaves: impl Iterator<Item = (Run, Leaf)>) {
+        debug_assert!(run.pages() >> order > 0);
+        for (run, leaf) in leaves {
+            self.removed(run, order, leaf);
+        }
+    }
+
     /// The valid leaf over `run`, of 2^`order` frames, was replaced: by one with other
     /// rights or another frame, or by a table of smaller ones. `leaf` is the old one.
     fn changed(&mut self, run: Run, order: u8, leaf: Leaf);
@@ -54,6 +63,13 @@ pub trait Sink<'id, K: Records> {
     ///
     /// Called at most [`left`](Self::left) times since that was asked.
     fn take(&mut self, run: Run, leaf: Leaf, gone: Gone<'id, K>);
+
+    /// Takes leaves that went together, with a proof for each: at most
+    /// [`left`](Self::left).
+    #[inline]
+    fn take_all(&mut self, leaves: impl Iterator<Item = (Run, Leaf, Gone<'id, K>)>) {
+        leaves.for_each(|(run, leaf, gone)| self.take(run, leaf, gone));
+    }
 }
 
 /// The sink of an edit after which nobody gives the pages behind the leaves away.
@@ -103,6 +119,12 @@ impl<'id, K: Records, S: Sink<'id, K>> Record for Recorder<'_, 'id, K, S> {
     fn removed(&mut self, run: Run, order: u8, leaf: Leaf) {
         let gone = self.skipped.leaf::<K>(run, order);
         self.sink.take(run, leaf, gone);
+    }
+
+    #[inline]
+    fn removed_pages(&mut self, run: Run, order: u8, leaves: impl Iterator<Item = (Run, Leaf)>) {
+        let leaves = leaves.zip(self.skipped.leaves::<K>(run, order));
+        self.sink.take_all(leaves.map(|((run, leaf), gone)| (run, leaf, gone)));
     }
 
     #[inline]

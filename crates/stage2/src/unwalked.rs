@@ -6,6 +6,7 @@
 
 use flush::{FreshTable, Gfn, Mfn, Released, Run, TablePage};
 
+use crate::clear::{RootError, destroy_early};
 use crate::entry::{Leaf, Level};
 use crate::format::Format;
 use crate::map::{MapError, Over, map};
@@ -14,7 +15,6 @@ use crate::page::lookup;
 use crate::record::Record;
 use crate::stop::{Budget, Rest, Stopped, Tally};
 use crate::tree::{Found, Tables};
-use crate::walk::{RootError, destroy};
 
 /// A tree that no hardware can walk.
 ///
@@ -104,11 +104,12 @@ impl<'a, F: Format, M: TableMemory> Unwalked<'a, F, M> {
     }
 
     /// Clears every leaf and gives every table page, the root last, straight back to the
-    /// memory. `removed` sees each leaf as it goes. Costs what is mapped.
+    /// memory. `removed` sees each leaf as it goes. Costs what is mapped: behind the last
+    /// entry in use of a table nothing is read.
     ///
     /// # Errors
     ///
-    /// As [`destroy`]; the next call goes on there. After success it does nothing.
+    /// As [`destroy`](crate::destroy); the next call goes on there. After success it does nothing.
     pub fn teardown(
         &mut self,
         budget: &mut Budget,
@@ -119,7 +120,7 @@ impl<'a, F: Format, M: TableMemory> Unwalked<'a, F, M> {
             return Ok(Tally { reads: 0, leaves: 0, tables: 0, reached });
         };
         let mut record = Unrecorded { memory: self.tables.memory, removed };
-        let result = destroy(self.tables, rest, budget, &mut record);
+        let result = destroy_early(self.tables, rest, budget, &mut record);
         self.rest = result.as_ref().err().map(|stopped| stopped.rest);
         result
     }

@@ -51,7 +51,7 @@ const PATCHES: &[Patch] = &[
     },
     Patch {
         name: "a table page is freed at once",
-        file: "crates/stage2/src/walk.rs",
+        file: "crates/stage2/src/clear.rs",
         line: "self.record.table(parent.span, memory.unlink(child)).map_err(|_leaked| Stop::Full)",
         broken: "memory.discard(flush::FreshTable::new(child)); Ok(())",
         witness: "ReleasedTable",

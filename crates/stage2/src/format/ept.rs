@@ -174,6 +174,17 @@ impl Format for Ept {
     }
 
     #[inline]
+    fn varying(&self) -> u64 {
+        self.frames.bits() | self.marks()
+    }
+
+    #[inline]
+    fn like(&self, raw: u64, leaf: Leaf) -> Leaf {
+        let (accessed, dirty) = (raw & ACCESSED != 0, raw & DIRTY != 0);
+        Leaf { mfn: self.frames.decode(raw), accessed, dirty, ..leaf }
+    }
+
+    #[inline]
     fn leaf(&self, level: Level, leaf: Leaf) -> Result<u64, Unencodable> {
         if level > self.largest {
             return Err(Unencodable::Level);

@@ -56,6 +56,12 @@ impl Frames {
         Mfn::new((raw & self.valid) >> 12)
     }
 
+    /// The bits of the frame in a word.
+    #[inline]
+    pub(super) const fn bits(self) -> u64 {
+        self.valid
+    }
+
     /// The frame in the word of a leaf at `level`, whatever its low bits are used for.
     #[inline]
     pub(super) const fn decode_leaf(self, raw: u64, level: Level) -> Mfn {

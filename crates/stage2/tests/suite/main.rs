@@ -20,5 +20,6 @@ mod plain;
 mod reference;
 mod splits;
 mod stops;
+mod stretches;
 mod teardowns;
 mod tracked;

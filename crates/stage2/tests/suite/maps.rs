@@ -200,8 +200,15 @@ fn check_run(gfn: (u64, u64), mfn: u64, largest: Level, levels: &[u8]) {
         let want = inside.then(|| (mfn + frame.wrapping_sub(gfn.0), 3));
         assert_eq!(view[frame as usize], want, "frame {frame}");
     }
-    let orders: Vec<_> = log.added.iter().map(|run| run.pages().ilog2() as u8 / 2).collect();
-    assert_eq!(orders, levels);
+    let (mut found, mut at) = (Vec::new(), gfn.0);
+    while at <= gfn.1 {
+        let leaf = lookup(tables, Gfn::new(at)).unwrap();
+        found.push(leaf.level.get());
+        at = leaf.run.last().get() + 1;
+    }
+    assert_eq!(found, levels);
+    assert_eq!(log.added.iter().map(|run| run.pages()).sum::<u64>(), gfn.1 - gfn.0 + 1);
+    arena.check(&format, 0);
     // The same in steps of one leaf.
     let other = Arena::new(&format);
     let (mut rest, mut first) = (rest, mfn);

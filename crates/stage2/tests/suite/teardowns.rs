@@ -115,11 +115,14 @@ fn an_edit_between_two_steps_is_taken_down_too() {
 fn a_leaf_replaces_an_emptied_table_at_once_where_nobody_walks() {
     for format in [Plain::small(), Plain::small().breaking()] {
         let arena = Arena::new(&format);
-        let mut tree = Unwalked::new(&format, &arena, fresh_root(&arena));
-        tree.map(Gfn::new(0), Level::PAGE, leaf(9)).unwrap();
-        // Stops behind the only entry of a table that is still linked.
-        let stopped = tree.teardown(&mut Budget::new(1), |_, _| ()).unwrap_err();
-        assert_eq!((stopped.stop, stopped.tally.tables), (Stop::Budget, 0));
+        let tables = arena.tables(&format);
+        let mut log = Log::new();
+        map(tables, Gfn::new(0), Level::PAGE, leaf(9), Over::Vacant, &mut log).unwrap();
+        // The table of the page is empty, and still linked when the tree is retired.
+        let page = Rest::new(Run::single(Gfn::new(0)));
+        let budget = &mut Budget::UNLIMITED.clone();
+        clear(tables, page, budget, Emptied::Keep, &mut log).unwrap();
+        let mut tree = Unwalked::released(&format, &arena, retired(tables, &mut 0));
         let free = arena.free_pages();
         assert_eq!(tree.map(Gfn::new(0), Level::ONE, leaf(4)), Ok(()));
         assert_eq!(arena.free_pages(), free + 1);
@@ -234,12 +237,28 @@ fn reads_of_teardown<F: Format>(format: F, pages: u64) -> u64 {
 }
 
 #[test]
-fn teardown_reads_the_tables_that_exist_whatever_the_width() {
-    // Five levels cost one table more than four, not 512 times as much.
+fn teardown_reads_what_is_in_use_whatever_the_width() {
+    // Five levels cost one entry more than four, not 512 times as much.
     let (four, five) = (Ept::new(EptLevels::Four), Ept::new(EptLevels::Five));
-    for pages in [1, 512, 5120] {
-        let tables = 3 + u64::div_ceil(pages, 512);
-        assert_eq!(reads_of_teardown(four, pages), 512 * tables);
-        assert_eq!(reads_of_teardown(five, pages), 512 * (tables + 1));
+    for pages in [1, 2, 512, 513, 5120] {
+        let entries = pages + u64::div_ceil(pages, 512) + 2;
+        assert_eq!(reads_of_teardown(four, pages), entries);
+        assert_eq!(reads_of_teardown(five, pages), entries + 1);
     }
+}
+
+#[test]
+fn teardown_of_scattered_pages_reads_up_to_the_last_one_of_each_table() {
+    let format = Ept::new(EptLevels::Four);
+    let arena = Arena::new(&format);
+    let mut tree = Unwalked::new(&format, &arena, fresh_root(&arena));
+    // At index 7 and 9 of a table, and in the last entry of the space.
+    let pages = [7, 9, (1 << 36) - 1];
+    pages.iter().for_each(|gfn| tree.map(Gfn::new(*gfn), Level::PAGE, leaf(1)).unwrap());
+    let (before, mut seen) = (arena.free_pages(), Vec::new());
+    let removed = |run: Run, _| seen.push(run.first().get());
+    let tally = tree.teardown(&mut Budget::UNLIMITED.clone(), removed).unwrap();
+    assert_eq!((seen.as_slice(), tally.leaves, tally.tables), (pages.as_slice(), 3, 7));
+    assert_eq!(tally.reads, 10 + 1 + 1 + 512 * 4);
+    assert_eq!(arena.free_pages() - before, 7);
 }
