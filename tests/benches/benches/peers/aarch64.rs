@@ -1,7 +1,7 @@
 //! `aarch64-paging`: its mapping for stage 2.
 //!
-//! It maps ranges; each page is a range of one here. It does not flush while the table
-//! is not active.
+//! It maps ranges; a page that stands alone is a range of one. It does not flush while the
+//! table is not active.
 
 // UNSAFETY: frames belong to this program and are given back by address.
 #![expect(unsafe_code)]
@@ -51,6 +51,12 @@ fn region(page: u64) -> MemoryRegion {
     MemoryRegion::new(start, start + 0x1000)
 }
 
+/// Pages that follow each other.
+fn range(pages: &[u64]) -> MemoryRegion {
+    let start = pages.first().map_or(0, |page| (*page as usize) << 12);
+    MemoryRegion::new(start, start + (pages.len() << 12))
+}
+
 impl Table for Aarch64 {
     const NAME: &'static str = "aarch64-paging";
 
@@ -74,6 +80,20 @@ impl Table for Aarch64 {
             let unmapped = self.0.map_range(&region, nowhere, nothing, Constraints::empty());
             unmapped.expect("a page is mapped there");
         }
+    }
+
+    fn map_range(&mut self, pages: &[u64]) {
+        let region = range(pages);
+        let frame = PhysicalAddress(region.start().0);
+        let mapped = self.0.map_range(&region, frame, READ_WRITE, Constraints::NO_BLOCK_MAPPINGS);
+        mapped.expect("nothing is mapped there");
+    }
+
+    fn unmap_range(&mut self, pages: &[u64]) {
+        let (nothing, nowhere) = (Stage2Attributes::empty(), PhysicalAddress(0));
+        let region = range(pages);
+        let unmapped = self.0.map_range(&region, nowhere, nothing, Constraints::NO_BLOCK_MAPPINGS);
+        unmapped.expect("pages are mapped there");
     }
 
     fn shown(&self, page: u64) -> Option<u64> {

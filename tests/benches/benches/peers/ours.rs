@@ -1,56 +1,98 @@
 //! This project: EPT of four levels, every edit on the record of a batch.
 //!
-//! Pages that are unmapped are held by the batch until its flush, which goes to hardware
-//! that holds nothing, and come out of it. A teardown is that of a tree which no hardware
-//! can walk, as with the others.
+//! Pages that follow each other are mapped and cleared as ranges, others one by one. What is
+//! unmapped is held by the batch until its flush, which goes to hardware that holds nothing,
+//! and comes out of it. A teardown is that of a tree which no hardware can walk, as with the
+//! others.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use flush::{Batch, Cleared, DomainId, FreshTable, Gfn, Hardware, Mfn, Shared};
+use flush::TablePage;
+use flush::{Batch, Cleared, DomainId, FreshTable, Gfn, Gone, Hardware, Mfn, Room, Run, Shared};
 use host::Null;
 use stage2::format::ept::{Ept, EptLevels};
 use stage2::{
-    Access, Budget, Leaf, Level, Over, Recorder, TableMemory, Tables, Unheld, Unwalked, clear_page,
-    lookup, map,
+    Access, Budget, Emptied, Leaf, Level, Over, Path, Recorder, Rest, Sink, TableMemory, Tables,
+    Unheld, Unwalked, clear, clear_page_near, lookup, map, map_run,
 };
 
 use crate::frames::Frame;
 use crate::work::{PAGES, Table};
 
-/// A page of entries, and how many are in use.
-struct Page {
-    frame: Box<Frame>,
-    live: Cell<u16>,
+/// Frames in a memory: more than any line needs.
+const FRAMES: usize = 128;
+
+/// Where tables are: frames by their number, all mapped.
+struct Memory {
+    frames: Box<[Frame; FRAMES]>,
+    /// Entries in use of each.
+    live: [Cell<u16>; FRAMES],
+    free: RefCell<Vec<u64>>,
+    unlinked: Cell<u64>,
 }
 
-/// Where tables are: frames by their number, which are taken and given back one by one.
-#[derive(Default)]
-struct Memory {
-    pages: RefCell<Vec<Option<Page>>>,
+thread_local! {
+    static USED: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Memory {
-    #[inline]
-    fn page<R>(&self, table: Mfn, look: impl FnOnce(&Page) -> R) -> Option<R> {
-        self.pages.borrow().get(table.get() as usize)?.as_ref().map(look)
+    /// One that was used before, as frames are, or a new one.
+    fn take() -> Self {
+        USED.with_borrow_mut(Vec::pop).unwrap_or_else(|| Self {
+            frames: Box::new([const { Frame([const { AtomicU64::new(0) }; 512]) }; FRAMES]),
+            live: [const { Cell::new(0) }; FRAMES],
+            free: RefCell::new((0..FRAMES as u64).rev().collect()),
+            unlinked: Cell::new(0),
+        })
+    }
+
+    fn give(self) {
+        assert_eq!(self.free.borrow().len(), FRAMES, "a table was lost");
+        USED.with_borrow_mut(|used| used.push(self));
     }
 
     #[inline]
-    fn word<R>(&self, table: Mfn, index: usize, look: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
-        self.page(table, |page| page.frame.0.get(index).map(look)).flatten()
+    fn word(&self, table: Mfn, index: usize) -> Option<&AtomicU64> {
+        self.frames.get(table.get() as usize).map(|frame| &frame.0[index % 512])
+    }
+
+    #[inline]
+    fn change_live(&self, table: Mfn, change: impl FnOnce(u16) -> u16) -> u16 {
+        let Some(live) = self.live.get(table.get() as usize) else { return 0 };
+        live.set(change(live.get()));
+        live.get()
     }
 }
 
 impl TableMemory for Memory {
     #[inline]
     fn read(&self, table: Mfn, index: usize) -> u64 {
-        self.word(table, index, |word| word.load(Ordering::Acquire)).unwrap_or(0)
+        self.word(table, index).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn first_in_use(&self, table: Mfn, entries: Range<usize>) -> Option<(usize, u64)> {
+        let first = entries.start;
+        let words = self.frames.get(table.get() as usize).and_then(|frame| frame.0.get(entries))?;
+        let words = words.iter().map(|word| word.load(Ordering::Acquire));
+        words.zip(first..).find(|(word, _)| *word != 0).map(|(word, index)| (index, word))
     }
 
     #[inline]
     fn swap(&self, table: Mfn, index: usize, new: u64) -> u64 {
-        self.word(table, index, |word| word.swap(new, Ordering::AcqRel)).unwrap_or(0)
+        self.word(table, index).map_or(0, |word| word.swap(new, Ordering::AcqRel))
+    }
+
+    #[inline]
+    fn take_out(&self, table: Mfn, index: usize, taken: &mut [u64]) {
+        let page = self.frames.get(table.get() as usize);
+        let end = index.saturating_add(taken.len());
+        let words = page.and_then(|frame| frame.0.get(index..end)).unwrap_or_default();
+        for (taken, word) in taken.iter_mut().zip(words) {
+            *taken = word.swap(0, Ordering::AcqRel);
+        }
     }
 
     #[inline]
@@ -61,43 +103,81 @@ impl TableMemory for Memory {
         current: u64,
         new: u64,
     ) -> Result<(), u64> {
-        let exchange = |word: &AtomicU64| {
-            word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
-        };
-        self.word(table, index, exchange).unwrap_or(Err(0))
+        let Some(word) = self.word(table, index) else { return Err(0) };
+        word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
     }
 
     fn allocate(&self) -> Option<FreshTable> {
-        let mut pages = self.pages.borrow_mut();
-        let mfn = Mfn::new(pages.len() as u64);
-        pages.push(Some(Page { frame: Frame::take_zeroed(), live: Cell::new(0) }));
+        let mfn = Mfn::new(self.free.borrow_mut().pop()?);
+        let frame = self.frames.get(mfn.get() as usize)?;
+        frame.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        self.change_live(mfn, |_| 0);
         Some(FreshTable::new(mfn))
     }
 
+    #[inline]
     fn discard(&self, table: FreshTable) {
-        let mut pages = self.pages.borrow_mut();
-        let page = pages.get_mut(table.mfn().get() as usize).and_then(Option::take);
-        page.into_iter().for_each(|page| Frame::give(page.frame));
+        self.free.borrow_mut().push(table.mfn().get());
+    }
+
+    #[inline]
+    fn unlink(&self, table: Mfn) -> TablePage {
+        self.unlinked.set(self.unlinked.get() + 1);
+        TablePage::unlinked(table)
+    }
+
+    #[inline]
+    fn unlinked(&self) -> Option<u64> {
+        Some(self.unlinked.get())
     }
 
     #[inline]
     fn live(&self, table: Mfn) -> u16 {
-        self.page(table, |page| page.live.get()).unwrap_or(0)
+        self.change_live(table, |live| live)
     }
 
     #[inline]
     fn add_live(&self, table: Mfn, entries: u16) {
-        self.page(table, |page| page.live.set(page.live.get() + entries));
+        self.change_live(table, |live| live + entries);
     }
 
     #[inline]
     fn drop_live(&self, table: Mfn) -> u16 {
-        let drop = |page: &Page| {
-            page.live.set(page.live.get() - 1);
-            page.live.get()
-        };
-        self.page(table, drop).unwrap_or(0)
+        self.change_live(table, |live| live - 1)
     }
+
+    #[inline]
+    fn drop_live_by(&self, table: Mfn, entries: u16) {
+        self.change_live(table, |live| live - entries);
+    }
+}
+
+/// Puts the pages that a walk clears into the batch.
+struct Into<'r, 'b, 'id>(&'r mut Room<'b, 'id, Mfn, PAGES>);
+
+impl<'id> Sink<'id, Shared> for Into<'_, '_, 'id> {
+    #[inline]
+    fn left(&self) -> usize {
+        self.0.left()
+    }
+
+    #[inline]
+    fn take(&mut self, _: Run, leaf: Leaf, gone: Gone<'id, Shared>) {
+        self.0.hold(leaf.mfn, Cleared::from(gone)).expect("the walker asked for room");
+    }
+
+    #[inline]
+    fn take_all(&mut self, leaves: impl Iterator<Item = (Run, Leaf, Gone<'id, Shared>)>) {
+        self.0.hold_all(&mut leaves.map(|(_, leaf, gone)| (leaf.mfn, Cleared::from(gone))));
+    }
+}
+
+/// The run of pages that follow each other.
+#[inline]
+fn run(pages: &[u64]) -> Rest {
+    let ends = pages.first().zip(pages.last());
+    let run = ends.and_then(|(first, last)| Run::new(Gfn::new(*first), Gfn::new(*last)));
+    Rest::new(run.expect("there are pages, in order"))
 }
 
 /// A tree that hardware could walk.
@@ -105,19 +185,19 @@ pub(crate) struct Ours {
     format: Ept,
     memory: Memory,
     root: Mfn,
+    /// The way to the last page that was unmapped.
+    path: Path,
 }
 
 impl Ours {
+    #[inline]
     fn tables(&self) -> Tables<'_, Ept, Memory> {
         Tables { format: &self.format, memory: &self.memory, root: self.root }
     }
 
-    fn batch() -> Batch<Mfn, PAGES> {
-        Batch::new(DomainId::new(1))
-    }
-
     /// Flushes, and takes the pages out that were held.
-    fn settle(mut batch: Batch<Mfn, PAGES>) {
+    #[inline]
+    fn settle(batch: &mut Batch<Mfn, PAGES>) {
         let hardware = Hardware { tlb: &Null, iotlb: &Null };
         let mut flushed = batch.flush(&hardware).unwrap_or_else(|_| unreachable!("it cannot fail"));
         while let Some(page) = flushed.next_page() {
@@ -126,42 +206,75 @@ impl Ours {
     }
 }
 
+const DOMAIN: DomainId = DomainId::new(1);
+
+/// What a page shows: the frame of its number.
+#[inline]
+fn leaf(page: u64) -> Leaf {
+    Leaf::new(Mfn::new(page), Access::READ_WRITE)
+}
+
 impl Table for Ours {
     const NAME: &'static str = "quiesce";
 
     fn new() -> Self {
-        let memory = Memory::default();
+        let memory = Memory::take();
         let root = memory.allocate().expect("frames do not run out");
         let root = memory.link(root);
-        Self { format: Ept::new(EptLevels::Four), memory, root }
+        Self { format: Ept::new(EptLevels::Four), memory, root, path: Path::NEW }
     }
 
     fn map(&mut self, pages: &[u64]) {
-        let mut batch = Self::batch();
+        let mut batch = Batch::<Mfn, PAGES>::new(DOMAIN);
         batch.edit_many(|skipped, _| {
             let mut record = Recorder::<Shared, _>::new(skipped, Unheld);
             for page in pages {
-                let leaf = Leaf::new(Mfn::new(*page), Access::READ_WRITE);
-                let gfn = Gfn::new(*page);
+                let (gfn, leaf) = (Gfn::new(*page), leaf(*page));
                 map(self.tables(), gfn, Level::PAGE, leaf, Over::Vacant, &mut record)
                     .expect("nothing is mapped there");
             }
         });
-        Self::settle(batch);
+        Self::settle(&mut batch);
     }
 
     fn unmap(&mut self, pages: &[u64]) {
-        let mut batch = Self::batch();
-        for page in pages {
-            let held = batch.hold(|skipped| {
-                let gfn = Gfn::new(*page);
-                let (leaf, gone) =
-                    clear_page::<Shared, _, _>(self.tables(), gfn, skipped, |_| true)?;
-                Ok::<_, stage2::PageError>((leaf.mfn, Cleared::from(gone)))
-            });
-            held.expect("a page is mapped there");
-        }
-        Self::settle(batch);
+        let mut batch = Batch::<Mfn, PAGES>::new(DOMAIN);
+        let Self { format, memory, root, path } = self;
+        let tables = Tables { format: &*format, memory: &*memory, root: *root };
+        batch.edit_many(|skipped, room| {
+            for page in pages {
+                let (gfn, mfn) = (Gfn::new(*page), Mfn::new(*page));
+                let same = |found: &Leaf| found.mfn == mfn;
+                let gone =
+                    clear_page_near::<Shared, _, _>(tables, path, gfn, skipped, leaf(*page), same)
+                        .expect("a page is mapped there");
+                room.hold(mfn, Cleared::from(gone)).expect("there is room for all");
+            }
+        });
+        Self::settle(&mut batch);
+    }
+
+    fn map_range(&mut self, pages: &[u64]) {
+        let mut batch = Batch::<Mfn, PAGES>::new(DOMAIN);
+        let (rest, budget) = (run(pages), &mut Budget::UNLIMITED.clone());
+        let first = leaf(rest.run().first().get());
+        batch.edit_many(|skipped, _| {
+            let mut record = Recorder::<Shared, _>::new(skipped, Unheld);
+            map_run(self.tables(), rest, first, Level::PAGE, budget, &mut record)
+                .expect("nothing is mapped there");
+        });
+        Self::settle(&mut batch);
+    }
+
+    fn unmap_range(&mut self, pages: &[u64]) {
+        let mut batch = Batch::<Mfn, PAGES>::new(DOMAIN);
+        let (rest, budget) = (run(pages), &mut Budget::UNLIMITED.clone());
+        batch.edit_many(|skipped, room| {
+            let mut record = Recorder::<Shared, _>::new(skipped, Into(room));
+            clear(self.tables(), rest, budget, Emptied::Keep, &mut record)
+                .expect("nothing is in the way");
+        });
+        Self::settle(&mut batch);
     }
 
     fn shown(&self, page: u64) -> Option<u64> {
@@ -176,5 +289,6 @@ impl Table for Ours {
         let mut tree = Unwalked::new(&self.format, &self.memory, root);
         let done = tree.teardown(&mut Budget::UNLIMITED.clone(), |_, _| ());
         done.expect("nobody else edits the tree");
+        self.memory.give();
     }
 }

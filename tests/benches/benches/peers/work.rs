@@ -18,7 +18,7 @@ const ROUNDS: u32 = 2000;
 pub(crate) enum Line {
     /// Map into an empty table: the tables on the way are made.
     MapFirst(Layout),
-    /// Unmap, page by page. Tables stay.
+    /// Unmap, as a range or page by page. Tables stay.
     Unmap(Layout),
     /// Map where tables are left from before.
     MapAgain(Layout),
@@ -103,6 +103,16 @@ pub(crate) trait Table: Sized {
     /// Unmaps each page, and says nothing to hardware.
     fn unmap(&mut self, pages: &[u64]);
 
+    /// As [`map`](Self::map), for pages that follow each other: for those who map ranges.
+    fn map_range(&mut self, pages: &[u64]) {
+        self.map(pages);
+    }
+
+    /// As [`unmap`](Self::unmap), for pages that follow each other.
+    fn unmap_range(&mut self, pages: &[u64]) {
+        self.unmap(pages);
+    }
+
     /// The frame that a page shows.
     fn shown(&self, page: u64) -> Option<u64>;
 
@@ -128,6 +138,10 @@ fn ready<T: Table>(line: Line, pages: &[u64]) -> Option<T> {
 #[inline]
 fn work<T: Table>(line: Line, table: &mut Option<T>, pages: &[u64]) {
     match (line, table.as_mut()) {
+        (Line::MapFirst(Layout::Contiguous) | Line::MapAgain(Layout::Contiguous), Some(table)) => {
+            table.map_range(pages);
+        }
+        (Line::Unmap(Layout::Contiguous), Some(table)) => table.unmap_range(pages),
         (Line::MapFirst(_) | Line::MapAgain(_), Some(table)) => table.map(pages),
         (Line::Unmap(_), Some(table)) => table.unmap(pages),
         (Line::TakeDown(_), Some(_)) => {
