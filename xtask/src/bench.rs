@@ -5,6 +5,7 @@
 //! layout of frames; only the hypercall itself is counted, guest copies included.
 
 mod callgrind;
+mod parts;
 mod peers;
 mod teardown;
 mod testbed;
@@ -48,6 +49,10 @@ pub(crate) struct Arguments {
     /// Let two guests give grants back in QEMU instead, in three manners
     #[arg(long, conflicts_with_all = ["walks", "policies", "combining", "teardown", "peers"])]
     testbed: bool,
+    /// Count the parts of a batch one by one instead: record, plan, submit, release
+    #[arg(long, conflicts_with_all =
+        ["walks", "policies", "combining", "teardown", "peers", "testbed"])]
+    parts: bool,
 }
 
 /// The program that is measured: it takes a row's name, prints `@ unmap grants=N` for the grants
@@ -99,6 +104,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if arguments.peers {
         return peers::run(arguments.json);
+    }
+    if arguments.parts {
+        return parts::run(arguments.json);
     }
     let program = checkout::build_executable(PROGRAM)?;
     let steps = Steps::new("bench", ROWS.len());

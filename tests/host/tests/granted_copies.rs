@@ -8,7 +8,7 @@ use gnttab::{
 use host::{
     Layout, Setup, World,
     calls::{Fate, Shared, Side, copy_request, operation},
-    world::{BACKEND, FRONTEND, Flushes, OTHER_CPU, POISON, granted_gfn},
+    world::{ARGUMENTS, BACKEND, FRONTEND, Flushes, OTHER_CPU, POISON, granted_gfn},
 };
 
 const FIRST: u64 = 0x10_0000;
@@ -196,7 +196,8 @@ fn check_failure(layout: Layout, step: Step, at: Option<u64>) -> u64 {
     let faults = &world.faults;
     faults.copies.set((0, 0));
     let fails = |wanted| at.filter(|_| step == wanted);
-    faults.fail_read.set(fails(Step::Read));
+    let byte = |at: u64| (ARGUMENTS.get() << 12) + at * size_of::<GrantCopy>() as u64;
+    faults.unreadable.set(fails(Step::Read).map(byte));
     faults.fail_write.set(fails(Step::Write));
     faults.fail_page.set(fails(Step::Page));
     faults.fail_page_copy.set(fails(Step::Bytes));

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use flush::{Cleared, DomainId, Gfn, Hardware, Iotlb, Mfn, Released, Skipped, TablePage, Tlb};
 use gnttab::{
     Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotInserted, PageError, PageReference,
-    Pin, Rights, VcpuId,
+    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
+    PageError, PageReference, Pin, Rights, VcpuId,
 };
 use p2m::PageKind;
 
@@ -61,14 +61,13 @@ impl<'l> Caller<'l, '_> {
         let mut done = 0;
         while done < length {
             let here = at + done as u64;
-            let words = self.words(Gfn::new(here >> 12))?;
-            let mut offset = (here & 0xfff) as usize;
-            let end = (offset + length - done).min(4096);
-            while offset < end {
-                let count = (8 - offset % 8).min(end - offset);
-                part(&words[offset / 8], done, offset % 8, count);
-                (offset, done) = (offset + count, done + count);
-            }
+            let (offset, before) = ((here & 0xfff) as usize, done);
+            let page = self.words(Gfn::new(here >> 12))?;
+            let count = (length - done).min(4096 - offset);
+            each_word_of(page, offset, count, |word, at, from, count| {
+                part(word, before + at, from, count);
+            });
+            done += count;
         }
         Ok(())
     }
@@ -76,19 +75,47 @@ impl<'l> Caller<'l, '_> {
     #[inline]
     pub(super) fn read(&self, at: GuestAddress, bytes: &mut [u8]) -> Result<(), GuestFault> {
         self.each_word(at, bytes.len(), |word, done, from, count| {
-            let word = word.load(Ordering::Relaxed).to_le_bytes();
-            bytes[done..done + count].copy_from_slice(&word[from..from + count]);
+            load(word, from, &mut bytes[done..done + count]);
         })
     }
 
     #[inline]
     pub(super) fn write(&self, at: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
         self.each_word(at, bytes.len(), |word, done, from, count| {
-            let mut whole = word.load(Ordering::Relaxed).to_le_bytes();
-            whole[from..from + count].copy_from_slice(&bytes[done..done + count]);
-            word.store(u64::from_le_bytes(whole), Ordering::Relaxed);
+            store(word, from, &bytes[done..done + count]);
         })
     }
+}
+
+/// Runs `part` on each word of a page that bytes from `offset` on lie in, with where they
+/// are among the bytes and in the word.
+#[inline]
+fn each_word_of(
+    page: &[AtomicU64; 512],
+    offset: usize,
+    length: usize,
+    mut part: impl FnMut(&AtomicU64, usize, usize, usize),
+) {
+    let mut done = 0;
+    while done < length {
+        let at = offset + done;
+        let count = (8 - at % 8).min(length - done);
+        part(&page[at / 8], done, at % 8, count);
+        done += count;
+    }
+}
+
+#[inline]
+fn load(word: &AtomicU64, from: usize, bytes: &mut [u8]) {
+    let word = word.load(Ordering::Relaxed).to_le_bytes();
+    bytes.copy_from_slice(&word[from..from + bytes.len()]);
+}
+
+#[inline]
+fn store(word: &AtomicU64, from: usize, bytes: &[u8]) {
+    let mut whole = word.load(Ordering::Relaxed).to_le_bytes();
+    whole[from..from + bytes.len()].copy_from_slice(bytes);
+    word.store(u64::from_le_bytes(whole), Ordering::Relaxed);
 }
 
 impl<'m> Domain for Caller<'_, 'm> {
@@ -199,6 +226,22 @@ impl<'m> Domain for Caller<'_, 'm> {
     #[inline]
     fn mark_dirty(&self, _: DomainId, page: &Released<Pin>) {
         self.lean.memory.mark_dirty(page.get().page().mfn());
+    }
+
+    fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {
+        let PageCopy { from, to, length } = *copy;
+        let mut bytes = [0; 4096];
+        let bytes = bytes.get_mut(..length.into()).ok_or(NotCopied)?;
+        let words = |mfn| self.lean.memory.words(mfn).ok_or(NotCopied);
+        let (source, target) = (words(from.page)?, words(to.page)?);
+        each_word_of(source, from.first.into(), bytes.len(), |word, done, from, count| {
+            load(word, from, &mut bytes[done..done + count]);
+        });
+        each_word_of(target, to.first.into(), bytes.len(), |word, done, from, count| {
+            store(word, from, &bytes[done..done + count]);
+        });
+        self.lean.memory.mark_dirty(to.page);
+        Ok(())
     }
 
     fn put_table(&self, table: Released<TablePage>) {

@@ -3,7 +3,10 @@
 //! [`Direct`] has every frame at hand by its number, with the count of entries in use and
 //! the references beside it: one bound is checked, and nothing is looked up.
 
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering},
+};
 
 use flush::{FreshTable, Mfn, TablePage};
 use spin::mutex::SpinMutex;
@@ -115,6 +118,14 @@ impl TableMemory for &Direct {
     #[inline]
     fn read(&self, table: Mfn, index: usize) -> u64 {
         self.word(table, index).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn first_in_use(&self, table: Mfn, entries: Range<usize>) -> Option<(usize, u64)> {
+        let first = entries.start;
+        let words = self.words(table).and_then(|words| words.get(entries))?;
+        let words = words.iter().map(|word| word.load(Ordering::Acquire));
+        words.zip(first..).find(|(word, _)| *word != 0).map(|(word, index)| (index, word))
     }
 
     #[inline]
