@@ -4,10 +4,7 @@
 //! then records each run once: what is said for the CPUs waits for the same to be said for
 //! the devices. Anything else makes two covers of it.
 
-use crate::{
-    Change, Cover, Depth, Run,
-    skipped::{Kinds, Records},
-};
+use crate::{Change, Cover, Depth, Run, skipped::Records};
 
 /// A run as it goes into a cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,21 +44,21 @@ impl Both {
     #[inline]
     pub(crate) fn add<K: Records>(&mut self, entry: Entry) {
         if self.iotlb.is_none() {
-            match (K::KINDS, self.waiting) {
-                (Kinds::Tlb, None) => {
+            match (K::TLB, K::IOTLB, self.waiting) {
+                (true, false, None) => {
                     self.waiting = Some(entry);
                     return;
                 }
-                (Kinds::Iotlb, Some(waiting)) if waiting == entry => {
+                (false, true, Some(waiting)) if waiting == entry => {
                     self.waiting = None;
                     entry.add_to(&mut self.tlb);
                     return;
                 }
-                (Kinds::Both, None) => {
+                (true, true, None) => {
                     entry.add_to(&mut self.tlb);
                     return;
                 }
-                (Kinds::Tlb | Kinds::Both, Some(_)) | (Kinds::Iotlb, _) => self.part(),
+                (_, _, Some(_)) | (false, _, None) => self.part(),
             }
         }
         self.each::<K>(|cover| entry.add_to(cover));

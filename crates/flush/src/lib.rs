@@ -64,4 +64,4 @@ pub use cpus::{CpuSet, LiveCpus};
 pub use frame::{Dfn, DomainId, Gfn, Mfn, Run};
 pub use hardware::{Flush, Hardware, NoIommu, RecordedWithoutIommu, Units, UnitsError};
 pub use page::{FreshTable, Released, TablePage};
-pub use skipped::{Cleared, Gone, Iotlb, Kind, Kinds, Records, Shared, Skipped, TABLES, Tlb};
+pub use skipped::{Cleared, Gone, Iotlb, Kind, Records, Shared, Skipped, TABLES, Tlb};

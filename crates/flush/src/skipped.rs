@@ -49,34 +49,24 @@ pub trait Kind: Records {}
 impl Kind for Tlb {}
 impl Kind for Iotlb {}
 
-/// Who walks the table that an edit changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kinds {
-    /// CPUs alone.
-    Tlb,
-    /// Devices alone.
-    Iotlb,
-    /// Both.
-    Both,
-}
-
 /// Which covers an edit of a table goes onto.
 pub trait Records: sealed::Sealed {
-    /// Who walks the table.
-    const KINDS: Kinds;
     /// Whether CPUs walk the table.
-    const TLB: bool = !matches!(Self::KINDS, Kinds::Iotlb);
+    const TLB: bool;
     /// Whether devices walk the table.
-    const IOTLB: bool = !matches!(Self::KINDS, Kinds::Tlb);
+    const IOTLB: bool;
 }
 impl Records for Tlb {
-    const KINDS: Kinds = Kinds::Tlb;
+    const TLB: bool = true;
+    const IOTLB: bool = false;
 }
 impl Records for Iotlb {
-    const KINDS: Kinds = Kinds::Iotlb;
+    const TLB: bool = false;
+    const IOTLB: bool = true;
 }
 impl Records for Shared {
-    const KINDS: Kinds = Kinds::Both;
+    const TLB: bool = true;
+    const IOTLB: bool = true;
 }
 
 /// What a batch owes before it may give out anything.
