@@ -237,3 +237,32 @@ fn prepare<B: Backend>(backend: &B, frames: &[Gfn], handles: &[u32], batch: u32)
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Plain(usize);
+
+    impl Work for Plain {
+        fn run<B: Backend>(&mut self, backend: &B, calls: &[Call]) {
+            for call in calls {
+                assert_eq!(backend.call(*call), Outcome::Done);
+                self.0 += call.count as usize;
+            }
+        }
+    }
+
+    /// What is left mapped, or counted, panics inside.
+    #[test]
+    fn either_embedding_maps_and_gives_back_every_grant_however_many_a_call_has() {
+        for random in [false, true] {
+            for batch in [1, 32, 256] {
+                let mut work = Plain(0);
+                Setting { batch, random }.in_lean(2, &mut work);
+                Setting { batch, random }.in_standard(&mut work);
+                assert_eq!(work.0, 3 * GRANTS as usize);
+            }
+        }
+    }
+}

@@ -90,6 +90,31 @@ fn the_same_handle_twice_in_one_batch_is_unmapped_once() {
 }
 
 #[test]
+fn grants_of_several_granters_in_one_batch_go_back_to_each() {
+    let world = World::new();
+    // One after the other, two of one in a row, and the last one alone.
+    let granters = [GRANTER, OTHER, OTHER, GRANTER, GRANTER, OTHER, GRANTER];
+    let maps: Vec<_> = (20..)
+        .zip(granters)
+        .map(|(reference, granter)| {
+            world.grant(granter, reference, PERMIT, CALLER);
+            MapGrantRef { domain: granter.get(), ..request(reference) }
+        })
+        .collect();
+    let mapped = world.map(&maps);
+    assert!(mapped.iter().all(|map| map.status == 0));
+    assert_eq!((world.pinned(GRANTER), world.pinned(OTHER)), (4, 3));
+    let unmaps: Vec<_> = mapped.iter().map(unmap_of).collect();
+    assert!(world.unmap(&unmaps).iter().all(|status| *status == 0));
+    assert_eq!(world.flushes.get(), (1, 1));
+    for (reference, granter) in (20..).zip(granters) {
+        assert_eq!(world.in_use(granter, reference), 0, "{granter:?} {reference}");
+    }
+    assert_eq!((world.pinned(GRANTER), world.pinned(OTHER)), (0, 0));
+    world.assert_clean();
+}
+
+#[test]
 fn the_granter_sees_its_page_in_use_until_the_flush_is_done() {
     for version in [crate::Version::V1, crate::Version::V2] {
         let world = World::new();
