@@ -1,0 +1,99 @@
+//! What the guests do in a scenario: one grant, one element, one call at a time.
+
+use core::sync::atomic::Ordering;
+
+use flush::{Gfn, Mfn};
+use gnttab::Outcome;
+use gnttab::abi::{MapGrantRef, UnmapGrantRef};
+use testbed::failure::Failure;
+use zerocopy::FromZeros;
+
+use super::{Grants, MAPS, NO_STATUS, UNMAPS};
+use crate::world::{BACKEND, FRONTEND, Manner, World};
+
+/// The operations of a scenario, as guests number them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scripted {
+    /// `map_grant_ref`.
+    Map,
+    /// `unmap_grant_ref`.
+    Unmap,
+    /// `unmap_and_replace`.
+    Replace,
+}
+
+impl World {
+    /// The frontend grants one page to the backend. Returns the page.
+    ///
+    /// # Errors
+    /// If memory or the table is full.
+    pub(crate) fn grant_one(&self, place: u32, read_only: bool) -> Result<Mfn, Failure> {
+        let gfn = Grants::granted(place);
+        let page = self.hypervisor.populate(self.guest(FRONTEND)?, gfn, 0)?;
+        let flags = 1 | u64::from(read_only) << 2;
+        let entry = flags | u64::from(BACKEND.get()) << 16 | gfn.get() << 32;
+        self.entry(place, |word| word.store(entry, Ordering::SeqCst))?;
+        Ok(page)
+    }
+
+    /// The backend writes element `position` of a map: the grant at `place`, to `gfn`.
+    ///
+    /// # Errors
+    /// If it has no memory for it.
+    pub(crate) fn put_map(
+        &self,
+        position: u32,
+        place: u32,
+        gfn: Gfn,
+        read_only: bool,
+    ) -> Result<(), Failure> {
+        const HOST_MAP: u32 = 1 << 1;
+        let mut element = MapGrantRef::new_zeroed();
+        element.host_addr = gfn.get() << 12;
+        element.flags = HOST_MAP | u32::from(read_only) << 2;
+        element.reference = Grants::reference(place);
+        element.domain = FRONTEND.get();
+        element.status = NO_STATUS;
+        self.put(MAPS, position, &element)
+    }
+
+    /// The backend writes element `position` of an unmap or a replacement.
+    ///
+    /// # Errors
+    /// If it has no memory for it.
+    pub(crate) fn put_unmap(&self, position: u32, handle: u32, gfn: Gfn) -> Result<(), Failure> {
+        // Elements of both operations have one size, and the same fields in their places:
+        // what is a device address in one is a new address in the other, and zero in both.
+        let mut element = UnmapGrantRef::new_zeroed();
+        (element.host_addr, element.handle) = (gfn.get() << 12, handle);
+        element.status = NO_STATUS;
+        self.put(UNMAPS, position, &element)
+    }
+
+    /// The backend makes the call with its first `count` elements.
+    ///
+    /// # Errors
+    /// If it cannot be made; how it ended is the caller's to judge.
+    pub(crate) fn scripted(
+        &self,
+        operation: Scripted,
+        count: u32,
+        manner: &Manner<'_>,
+    ) -> Result<Outcome, Failure> {
+        let (command, array, size) = match operation {
+            Scripted::Map => (0, MAPS, size_of::<MapGrantRef>()),
+            Scripted::Unmap => (1, UNMAPS, size_of::<UnmapGrantRef>()),
+            Scripted::Replace => (7, UNMAPS, size_of::<UnmapGrantRef>()),
+        };
+        self.hypercall(command, array, size, 0..count, manner)
+    }
+
+    /// Status and handle that a map left in element `position`.
+    ///
+    /// # Errors
+    /// If the backend has no such element.
+    pub(crate) fn map_answer(&self, position: u32) -> Result<(i16, u32), Failure> {
+        let MapGrantRef { status, handle, .. } = self.get(MAPS, position)?;
+        Ok((status, handle))
+    }
+}
