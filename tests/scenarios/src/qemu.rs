@@ -7,13 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    format::{
-        Access, AccessKind, Action, Check, Clear, End, Giving, Map, Order, Populate, Tables, Unit,
-        Unmap,
-    },
+    format::{Access, AccessKind, Action, Attempt, Check, Clear, Populate, Tables, Unit},
     parse::Script,
-    values::{Count, Names, OneOrMany},
+    values::{Count, Names},
 };
+
+mod calls;
 
 /// The first line of a program.
 const HEAD: &str = "quiesce-scenario 1";
@@ -21,6 +20,8 @@ const HEAD: &str = "quiesce-scenario 1";
 const NAMES: usize = 128;
 /// Elements that one call can have.
 const ELEMENTS: usize = 128;
+/// The testbed's word for a status that may be anything.
+const ANY_STATUS: u64 = 0xffff;
 /// Pages that the testbed clears one by one before it takes too long.
 const CLEARED: u64 = 4096;
 
@@ -180,12 +181,24 @@ impl Lowering {
                 Ok(())
             }
             Action::TakeBack(take) => {
-                if take.result != crate::format::Attempt::Ok {
+                if take.result != Attempt::Ok {
                     return Err("it may be refused".to_owned());
                 }
                 for page in &take.pages.0 {
                     let number = self.number(page)?;
                     self.emit("take-back", &[number as u64]);
+                }
+                Ok(())
+            }
+            Action::EndAccess(end) => {
+                let works = match end.result {
+                    Attempt::Ok => 1,
+                    Attempt::Busy | Attempt::Refused => 0,
+                    Attempt::Any => return Err("it may be refused".to_owned()),
+                };
+                for page in &end.pages.0 {
+                    let number = self.number(page)?;
+                    self.emit("ends", &[number as u64, works]);
                 }
                 Ok(())
             }
@@ -195,7 +208,7 @@ impl Lowering {
             Action::Clear(clear) => self.clear(clear),
             Action::Access(access) => self.access(access),
             Action::Reattach(reattach) => {
-                if reattach.device != "dev0" || reattach.result != crate::format::Attempt::Ok {
+                if reattach.device != "dev0" || reattach.result != Attempt::Ok {
                     return Err("only its one device moves".to_owned());
                 }
                 let (from, to) = (self.domain(&reattach.from), self.domain(&reattach.to));
@@ -226,7 +239,6 @@ impl Lowering {
                 Ok(())
             }
             Action::Entry(_)
-            | Action::EndAccess(_)
             | Action::Copy(_)
             | Action::GoOn(_)
             | Action::SetVersion(_)
@@ -249,74 +261,8 @@ impl Lowering {
         }
     }
 
-    fn map(&mut self, map: &Map) -> Lowered {
-        if map.by != "back" || !map.alter.is_empty() || map.outcome != End::Done {
-            return Err("the testbed's backend makes calls that end well".to_owned());
-        }
-        let names = map.names.as_ref().unwrap_or(&map.pages);
-        for (place, (page, name)) in map.pages.0.iter().zip(&names.0).enumerate() {
-            if !self.granted.contains(page) {
-                return Err("the page is not granted".to_owned());
-            }
-            let gfn = map.at.wrapping_add(map.stride.wrapping_mul(place as u64));
-            let page_number = self.number(page)? as u64;
-            let handle = self.handles;
-            if handle == NAMES {
-                return Err("too many mappings".to_owned());
-            }
-            self.handles += 1;
-            let status = status(map.status.as_ref(), place)?;
-            let placed = Placed { page: page.clone(), gfn, number: Some(handle) };
-            self.mappings.insert(name.clone(), placed);
-            self.emit("map", &[handle as u64, page_number, gfn, map.read_only.into(), status]);
-        }
-        self.end_call("call-map", map.pages.0.len(), map.tlb, map.iotlb)
-    }
-
-    fn unmap(&mut self, unmap: &Unmap) -> Lowered {
-        if unmap.by != "back" || !unmap.alter.is_empty() || unmap.outcome != End::Done {
-            return Err("the testbed's backend makes calls that end well".to_owned());
-        }
-        if unmap.order == Order::Shuffled {
-            self.skip("elements come in the order of the file");
-        }
-        let mut names: Vec<&String> = unmap.mappings.0.iter().collect();
-        if unmap.order == Order::Reversed {
-            names.reverse();
-        }
-        for (place, name) in names.into_iter().enumerate() {
-            let Some(Placed { gfn, number: Some(number), .. }) = self.mappings.get(name).cloned()
-            else {
-                return Err(format!("`{name}` is no grant"));
-            };
-            let status = status(unmap.status.as_ref(), place)?;
-            self.emit("unmap", &[number as u64, gfn, status]);
-        }
-        let word = match unmap.operation {
-            Giving::Unmap => "call-unmap",
-            Giving::Replace => "call-replace",
-        };
-        self.end_call(word, unmap.mappings.0.len(), unmap.tlb, unmap.iotlb)
-    }
-
-    fn end_call(
-        &mut self,
-        word: &str,
-        elements: usize,
-        tlb: Option<Count>,
-        iotlb: Option<Count>,
-    ) -> Lowered {
-        if elements > ELEMENTS {
-            return Err(format!("{elements} elements; the testbed takes {ELEMENTS}"));
-        }
-        let any = Count { min: 0, max: u64::MAX };
-        let (tlb, iotlb) = (tlb.unwrap_or(any), iotlb.unwrap_or(any));
-        self.emit(word, &[tlb.min, tlb.max, iotlb.min, iotlb.max]);
-        Ok(())
-    }
-
     fn populate(&mut self, populate: &Populate) -> Lowered {
-        if populate.result != crate::format::Attempt::Ok {
+        if populate.result != Attempt::Ok {
             return Err("it may be refused".to_owned());
         }
         let domain = self.domain(&populate.by);
@@ -332,7 +278,7 @@ impl Lowering {
     }
 
     fn clear(&mut self, clear: &Clear) -> Lowered {
-        if clear.result != crate::format::Attempt::Ok || clear.count > CLEARED {
+        if clear.result != Attempt::Ok || clear.count > CLEARED {
             return Err("the testbed clears few pages, one by one".to_owned());
         }
         self.skip("pages are cleared one by one, each with its flush; tables stay");
@@ -401,9 +347,17 @@ impl Lowering {
             .filter_map(|name| self.mappings.get(name).map(|placed| placed.page.clone()))
             .collect();
         let idle = check.idle.iter().flat_map(|names| names.0.clone());
-        for page in released.into_iter().chain(idle) {
-            let number = self.number(&page)?;
-            self.emit("idle", &[number as u64]);
+        let of = |names: &Option<Names>| names.clone().unwrap_or_default().0;
+        let bits = [
+            (released.into_iter().chain(idle).collect(), 0, 0),
+            (of(&check.reading), 1, 0),
+            (of(&check.writing), 1, 1),
+        ];
+        for (pages, reading, writing) in bits {
+            for page in pages {
+                let number = self.number(&page)?;
+                self.emit("in-use", &[number as u64, reading, writing]);
+            }
         }
         let counted = check.iotlb_commands.is_some() || check.pages_flushed.is_some();
         if self.own_commands && (counted || check.commands.is_some()) {
@@ -416,8 +370,6 @@ impl Lowering {
             check.held.is_some(),
             check.free.is_some(),
             check.kept.is_some(),
-            check.writing.is_some(),
-            check.reading.is_some(),
             check.counted.is_some(),
             check.kicks.is_some(),
             check.tables.is_some(),
@@ -430,10 +382,4 @@ impl Lowering {
         }
         Ok(())
     }
-}
-
-/// The status that an element must have, without its sign.
-fn status(statuses: Option<&OneOrMany<i16>>, place: usize) -> Result<u64, String> {
-    let status = statuses.and_then(|statuses| statuses.at(place)).copied().unwrap_or(0);
-    u64::try_from(-i32::from(status)).map_err(|_| "a status is never positive".to_owned())
 }

@@ -1,7 +1,7 @@
 //! A scenario while it runs: the world, and what its names stand for.
 //!
-//! A [`Session`] owns one [`World`]. Steps change it through the modules below [`steps`];
-//! the judgement after each of them is in [`judge`].
+//! A [`Session`] owns one [`World`]. Each module below has the steps of one sort, and
+//! `judge` what must hold between them.
 
 use std::{
     cell::{Cell, RefCell},

@@ -11,6 +11,8 @@ use arrayvec::ArrayVec;
 pub const NAMES: usize = 128;
 /// Numbers in one line.
 pub const VALUES: usize = 6;
+/// Stands for a status that may be anything.
+pub const ANY_STATUS: u64 = 0xffff;
 /// The first line of such a text.
 pub const HEAD: &str = "quiesce-scenario 1";
 

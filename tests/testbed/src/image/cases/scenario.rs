@@ -9,13 +9,13 @@ use gnttab::Outcome;
 use iommu_vtd::Counters;
 use testbed::audit::Lie;
 use testbed::failure::{Context, Failure};
-use testbed::scenario::{self, BUILT_IN, Line, NAMES};
+use testbed::scenario::{self, ANY_STATUS, BUILT_IN, Line, NAMES};
 use testbed::{ensure, fail};
 
 use crate::devices::edu::Edu;
 use crate::embedding::{Layout, Memory};
 use crate::machine::Machine;
-use crate::world::{BYSTANDER, Manner, Overwritten, Scripted, World};
+use crate::world::{BYSTANDER, Field, Manner, Overwritten, Scripted, World};
 use crate::{poison, say};
 
 /// Elements of one call.
@@ -44,7 +44,7 @@ struct Played {
     pages: [Option<Page>; NAMES],
     handles: [u32; NAMES],
     /// Expected statuses of the elements so far, and the mapping each is.
-    elements: ArrayVec<(i16, usize), ELEMENTS>,
+    elements: ArrayVec<(Option<i16>, usize), ELEMENTS>,
     marked: Counters,
 }
 
@@ -118,6 +118,12 @@ impl Played {
                 let handle = *self.handles.get(name(*mapping)?).context("a mapping")?;
                 self.world.put_unmap(position, handle, Gfn::new(*gfn))
             }
+            ("alter-map", [field, value]) => {
+                self.world.alter_map(self.last_element()?, named(*field)?, *value)
+            }
+            ("alter-unmap", [field, value]) => {
+                self.world.alter_unmap(self.last_element()?, named(*field)?, *value)
+            }
             ("call-map", [tlb, most_tlb, iotlb, most_iotlb]) => {
                 self.call(Scripted::Map, (*tlb, *most_tlb), (*iotlb, *most_iotlb))
             }
@@ -150,10 +156,17 @@ impl Played {
                 ensure!((*least..=*most).contains(&pages), "{pages} pages were named");
                 Ok(())
             }
-            ("idle", [page]) => {
+            ("in-use", [page, reading, writing]) => {
                 let place = u32::try_from(*page).context("a page")?;
                 let in_use = self.world.in_use(place)?;
-                ensure!(in_use == (false, false), "grant {page} is in use: {in_use:?}");
+                let expected = (*reading != 0, *writing != 0);
+                ensure!(in_use == expected, "grant {page} is in use: {in_use:?}");
+                Ok(())
+            }
+            ("ends", [page, works]) => {
+                let place = u32::try_from(*page).context("a page")?;
+                let ended = self.world.end_grant(place)?;
+                ensure!(ended == (*works != 0), "grant {page} is ended: {ended}");
                 Ok(())
             }
             (word, values) => fail!("there is no step `{word}` with {} numbers", values.len()),
@@ -188,10 +201,19 @@ impl Played {
     fn element(&mut self, mapping: u64, status: u64) -> Result<u32, Failure> {
         let position = u32::try_from(self.elements.len()).context("an element")?;
         // A status is written as the number it is without its sign.
-        let status = i16::try_from(status).context("a status")?.wrapping_neg();
+        let status = match status {
+            ANY_STATUS => None,
+            status => Some(i16::try_from(status).context("a status")?.wrapping_neg()),
+        };
         let element = (status, name(mapping)?);
         self.elements.try_push(element).ok().context("no room for another element")?;
         Ok(position)
+    }
+
+    /// The position of the element that was written last.
+    fn last_element(&self) -> Result<u32, Failure> {
+        let last = self.elements.len().checked_sub(1).context("an element to change")?;
+        u32::try_from(last).context("an element")
     }
 
     fn call(
@@ -214,6 +236,7 @@ impl Played {
             } else {
                 self.world.unmap_status(position)?
             };
+            let expected = expected.unwrap_or(status);
             ensure!(status == expected, "element {position} has status {status}, not {expected}");
         }
         if self.lie == Lie::None {
@@ -284,4 +307,17 @@ impl Played {
 fn name(number: u64) -> Result<usize, Failure> {
     let number = usize::try_from(number).ok().filter(|number| *number < NAMES);
     number.context("a name's number below 128")
+}
+
+/// A field by its number, as the runner counts them.
+fn named(field: u64) -> Result<Field, Failure> {
+    Ok(match field {
+        0 => Field::Reference,
+        1 => Field::Domain,
+        2 => Field::Flags,
+        3 => Field::Handle,
+        4 => Field::Address,
+        5 => Field::Other,
+        other => fail!("there is no field {other}"),
+    })
 }

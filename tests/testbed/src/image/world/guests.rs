@@ -18,7 +18,7 @@ use super::{BACKEND, FRONTEND, Manner, World};
 
 mod scripted;
 
-pub(crate) use scripted::Scripted;
+pub(crate) use scripted::{Field, Scripted};
 
 /// Grants of one kind at most.
 pub(crate) const MOST: u32 = 10_000;

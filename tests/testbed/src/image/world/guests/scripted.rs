@@ -5,11 +5,29 @@ use core::sync::atomic::Ordering;
 use flush::{Gfn, Mfn};
 use gnttab::Outcome;
 use gnttab::abi::{MapGrantRef, UnmapGrantRef};
-use testbed::failure::Failure;
+use testbed::fail;
+use testbed::failure::{Context, Failure};
 use zerocopy::FromZeros;
 
 use super::{Grants, MAPS, NO_STATUS, UNMAPS};
 use crate::world::{BACKEND, FRONTEND, Manner, World};
+
+/// A field of an element that a scenario sets to something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Field {
+    /// The reference of a map.
+    Reference,
+    /// The granter of a map.
+    Domain,
+    /// The flags of a map.
+    Flags,
+    /// The handle of an unmap.
+    Handle,
+    /// The address.
+    Address,
+    /// The device address of an unmap, or the new address of a replacement.
+    Other,
+}
 
 /// The operations of a scenario, as guests number them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,5 +113,54 @@ impl World {
     pub(crate) fn map_answer(&self, position: u32) -> Result<(i16, u32), Failure> {
         let MapGrantRef { status, handle, .. } = self.get(MAPS, position)?;
         Ok((status, handle))
+    }
+
+    /// Changes a field of element `position` of a map.
+    ///
+    /// # Errors
+    /// If a map has no such field, or the value does not fit it.
+    pub(crate) fn alter_map(&self, position: u32, field: Field, value: u64) -> Result<(), Failure> {
+        let mut element: MapGrantRef = self.get(MAPS, position)?;
+        match field {
+            Field::Reference => element.reference = u32::try_from(value).context("a reference")?,
+            Field::Domain => element.domain = u16::try_from(value).context("a domain")?,
+            Field::Flags => element.flags = u32::try_from(value).context("flags")?,
+            Field::Address => element.host_addr = value,
+            Field::Handle | Field::Other => fail!("a map has no {field:?}"),
+        }
+        self.put(MAPS, position, &element)
+    }
+
+    /// Changes a field of element `position` of an unmap or a replacement.
+    ///
+    /// # Errors
+    /// If it has no such field, or the value does not fit it.
+    pub(crate) fn alter_unmap(
+        &self,
+        position: u32,
+        field: Field,
+        value: u64,
+    ) -> Result<(), Failure> {
+        let mut element: UnmapGrantRef = self.get(UNMAPS, position)?;
+        match field {
+            Field::Handle => element.handle = u32::try_from(value).context("a handle")?,
+            Field::Address => element.host_addr = value,
+            Field::Other => element.dev_bus_addr = value,
+            Field::Reference | Field::Domain | Field::Flags => fail!("an unmap has no {field:?}"),
+        }
+        self.put(UNMAPS, position, &element)
+    }
+
+    /// The frontend ends a grant, unless it is in use. Returns whether it did.
+    ///
+    /// # Errors
+    /// If its table has no such entry.
+    pub(crate) fn end_grant(&self, place: u32) -> Result<bool, Failure> {
+        const IN_USE: u64 = 1 << 3 | 1 << 4;
+        self.entry(place, |word| {
+            let found = word.load(Ordering::SeqCst);
+            let (now, order) = (0, Ordering::SeqCst);
+            found & IN_USE == 0 && word.compare_exchange(found, now, order, order).is_ok()
+        })
     }
 }
