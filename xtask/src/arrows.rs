@@ -27,6 +27,7 @@ const GNTTAB: &str = "quiesce-gnttab";
 const HWMODEL: &str = "quiesce-hwmodel";
 const HOST: &str = "quiesce-host";
 const TESTBED: &str = "quiesce-testbed";
+const SCENARIOS: &str = "quiesce-scenarios";
 
 const ROWS: &[Row] = &[
     Row { package: FLUSH, ours: &[], others: &["arrayvec", "bitvec", "static_assertions"] },
@@ -50,6 +51,11 @@ const ROWS: &[Row] = &[
         others: &["spin", "zerocopy"],
     },
     Row {
+        package: SCENARIOS,
+        ours: &[FLUSH, STAGE2, P2M, VTD, GNTTAB, HWMODEL, HOST],
+        others: &["serde", "toml", "zerocopy"],
+    },
+    Row {
         package: TESTBED,
         ours: &[FLUSH, STAGE2, P2M, VTD, GNTTAB],
         others: &["arrayvec", "spin", "static_assertions", "x86_64", "zerocopy"],
@@ -61,7 +67,7 @@ const ROWS: &[Row] = &[
     Row { package: "quiesce-misuse", ours: &[FLUSH, STAGE2, P2M, VTD, GNTTAB], others: &[] },
     Row {
         package: "xtask",
-        ours: &[HOST, TESTBED],
+        ours: &[HOST, SCENARIOS, TESTBED],
         others: &[
             "anyhow",
             "cargo_metadata",

@@ -243,6 +243,7 @@ pub(crate) const CASES: &[Case] = &[
         .together()
         .words("-- batches=10000 seed=2")
         .takes_long(),
+    Case::new("scenario", "a scenario file's steps; here the ones that are built in"),
     Case::new("error-is-a-failure", "a case that returns an error fails").must_fail(),
     Case::new("panic-is-a-failure", "a case that panics fails").must_fail(),
     Case::new("trap-is-a-failure", "an unexpected trap fails the case").must_fail(),

@@ -17,6 +17,7 @@ mod policies;
 mod progress;
 mod qemu;
 mod records;
+mod replay;
 mod simulate;
 mod test;
 mod tidy;
@@ -61,6 +62,8 @@ enum Command {
     Walks(walks::Arguments),
     /// Predict throughput and flush cost as streams are added, next to what was published
     Simulate(simulate::Arguments),
+    /// Play scenario files: flush bugs written down, on the model and in QEMU
+    Replay(replay::Arguments),
     /// Check format, lints, documentation, dependency arrows, licences and repository rules
     Lint,
     /// Everything a change must pass: `test`, then `lint`
@@ -86,6 +89,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(arguments) => bench::run(&arguments)?,
         Command::Walks(arguments) => walks::run(&arguments)?,
         Command::Simulate(arguments) => simulate::run(&arguments)?,
+        Command::Replay(arguments) => replay::run(&arguments)?,
         Command::Lint => lint::run()?,
         Command::Ci => {
             test::run(&test::Arguments { repeat: 1 })?;

@@ -168,7 +168,7 @@ impl Boot {
     }
 
     /// What the project counted otherwise than QEMU's trace, over the whole boot.
-    fn miscounted(&self) -> Option<String> {
+    pub(crate) fn miscounted(&self) -> Option<String> {
         miscounted(&self.records, &self.trace)
     }
 
@@ -212,6 +212,14 @@ impl Testbed {
     /// If QEMU cannot be started or its output cannot be read. A case that fails
     /// is no error here: see [`Boot::verdict`].
     pub(crate) fn boot(&self, case: &Case, words: &str) -> Result<Boot> {
+        self.boot_with(case, words, None)
+    }
+
+    /// As [`boot`](Self::boot), with the text of a boot module or without one.
+    ///
+    /// # Errors
+    /// As [`boot`](Self::boot), or if the module cannot be written.
+    pub(crate) fn boot_with(&self, case: &Case, words: &str, module: Option<&str>) -> Result<Boot> {
         let log = self.folder.join(format!("{}.log", case.name));
         let trace = self.folder.join(format!("{}.trace", case.name));
         let output =
@@ -223,6 +231,11 @@ impl Testbed {
         }
         let words = format!("case={} {words}", case.name);
         command.arg("-append").arg(words.trim_end());
+        if let Some(text) = module {
+            let file = self.folder.join(format!("{}.module", case.name));
+            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+            command.arg("-initrd").arg(file);
+        }
         command.stdout(output.try_clone()?).stderr(output);
         let started = Instant::now();
         let verdict = judge(wait(&mut command, case.limit)?);

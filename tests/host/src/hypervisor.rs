@@ -178,6 +178,17 @@ impl<R: Ram> Guest<R> {
         lock(&self.grants)
     }
 
+    /// Whether nobody holds a lock of this domain: another vCPU could go on now.
+    pub fn is_unlocked(&self) -> bool {
+        let free = self.space.try_lock().is_ok() && self.grants.try_lock().is_ok();
+        free && self.handles.try_lock().is_ok()
+    }
+
+    /// Forgets all handles, and has room for so many pages of them from now on.
+    pub fn limit_handles(&self, pages: usize) {
+        *lock(&self.handles) = Maptrack::new(Handles::new(VCPUS), pages);
+    }
+
     /// How many handles it has, free or not.
     pub fn handles(&self) -> usize {
         lock(&self.handles).handles()

@@ -11,7 +11,6 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     fmt,
-    sync::{Mutex, atomic::AtomicU64},
 };
 
 use flush::{
@@ -70,7 +69,8 @@ pub struct Setup {
 
 impl Setup {
     /// The format of tables that devices of such a unit can walk.
-    fn device_format(&self) -> Vtd {
+    #[must_use]
+    pub fn device_format(&self) -> Vtd {
         let largest = match (self.unit.large_2m, self.unit.large_1g) {
             (true, true) => Level::TWO,
             (true, false) => Level::ONE,
@@ -180,6 +180,8 @@ pub struct World {
     pub planner: Cell<Planner<'static>>,
     /// Pages whose reference was dropped while hardware could still reach them.
     pub released_early: Cell<u64>,
+    /// What could still reach the first of them.
+    pub first_early: Cell<Option<hwmodel::Witness>>,
     /// Polls after which a wait is given up.
     pub patience: Cell<u64>,
     /// CPUs that are kicked out of a guest stay outside, and the hypervisor believes them.
@@ -220,13 +222,8 @@ impl World {
             let unit = machine.add_unit(setup.unit);
             machine.add_device(unit, device_behind(number).get(), setup.device_tlb);
         }
-        let ram = ModelRam {
-            machine: machine.clone(),
-            frames: setup.frames,
-            write_back: !setup.unit.coherent,
-            time: AtomicU64::new(0),
-            observer: Mutex::default(),
-        };
+        let mut ram = ModelRam::new(machine.clone(), setup.frames);
+        ram.write_back = !setup.unit.coherent;
         let mut hypervisor = Hypervisor::new(ram);
         hypervisor.add_with(FRONTEND, setup.layout, setup.device_format());
         hypervisor.add_with(BACKEND, setup.layout, setup.device_format());
@@ -253,6 +250,7 @@ impl World {
             lies: Cell::new((None, None)),
             planner: Cell::new(Planner::new(plan::Policy::Planned)),
             released_early: Cell::new(0),
+            first_early: Cell::new(None),
             patience: Cell::new(500),
             stay_out: Cell::new(false),
             deaf: Cell::new(false),
@@ -337,6 +335,12 @@ impl World {
         self.machine.load_root(cpu, Root::from_eptp(eptp));
     }
 
+    /// The CPUs that run a guest.
+    pub fn residents(&self, id: DomainId) -> Vec<usize> {
+        let resident = self.resident.borrow();
+        resident.iter().filter(|(_, running)| **running == id).map(|(cpu, _)| *cpu).collect()
+    }
+
     /// Takes a CPU out of the guest it runs. What it cached stays.
     pub fn leave(&self, cpu: usize) {
         if let Some(id) = self.resident.borrow_mut().remove(&cpu) {
@@ -395,7 +399,7 @@ impl World {
     }
 
     /// A page's mapping by `guest` has ended: nothing of the guest's may reach it.
-    fn note_end(&self, guest: &Guest<ModelRam>, mfn: Mfn) {
+    pub fn note_end(&self, guest: &Guest<ModelRam>, mfn: Mfn) {
         let frame = Frame(mfn.get());
         self.machine.revoke(frame, Space::Cpu(guest.cpu_root().get() << 12));
         for unit in 0..self.units.len() {
@@ -406,15 +410,16 @@ impl World {
         let reachable = |witness: &hwmodel::Witness| {
             witness.kind == WitnessKind::CachesReleasedFrame && witness.frame == frame
         };
-        if self.audit().iter().any(reachable) {
+        if let Some(witness) = self.audit().into_iter().find(reachable) {
             self.released_early.set(self.released_early.get() + 1);
+            self.first_early.set(self.first_early.get().or(Some(witness)));
         }
     }
 
     /// What is cached, or in flight, that must not be.
     ///
     /// Left out is what a CPU outside of a guest has of it, if the guest's books say that
-    /// it invalidates before it enters: it reaches nothing.
+    /// it invalidates before it enters, or if that guest is no more: it reaches nothing.
     #[must_use]
     pub fn audit(&self) -> Vec<hwmodel::Witness> {
         let mut found = self.machine.audit();
@@ -424,7 +429,11 @@ impl World {
             };
             let has_tag = |guest: &&Guest<ModelRam>| guest.cpu_root().get() << 12 == tag;
             let guest = self.hypervisor.guests.iter().find(has_tag);
-            self.machine.is_running(cpu) || guest.is_none_or(|guest| guest.cpus.may_hold(cpu))
+            let resident = self.resident.borrow().get(&cpu).copied();
+            let other = resident.and_then(|id| self.hypervisor.guest(id));
+            let inside = other.is_none_or(|other| has_tag(&other));
+            self.machine.is_running(cpu) && inside
+                || guest.is_some_and(|guest| guest.cpus.may_hold(cpu))
         });
         found
     }

@@ -30,6 +30,7 @@ pub mod paging;
 pub mod pci;
 pub mod physical;
 pub mod pvh;
+pub mod scenario;
 pub mod start_info;
 pub mod svm;
 pub mod vmx;

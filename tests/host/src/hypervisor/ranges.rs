@@ -73,8 +73,19 @@ impl<R: Ram> Guest<R> {
                 both.set(gfn, order, mfn, kind, skipped).map_err(in_words)?.is_some()
             }
             Tables::Separate { cpu, device } => {
-                device.map_run(&self.dma, Run::block(gfn, order), mfn, kind, skipped)?;
-                cpu.set(gfn, order, mfn, kind, skipped).map_err(in_words)?.is_some()
+                let run = Run::block(gfn, order);
+                let displaced = cpu.set(gfn, order, mfn, kind, skipped).map_err(in_words)?;
+                if let Err(error) = device.map_run(&self.dma, run, mfn, kind, skipped) {
+                    // What either table got of it goes; both flushes are on record then.
+                    let (rest, mut budget) = (Rest::new(run), Budget::UNLIMITED);
+                    let sink = Collect { left: usize::MAX, leaves: &mut Vec::new() };
+                    let undone =
+                        cpu.clear_range(rest, &mut budget, Emptied::Keep, skipped, sink).is_ok();
+                    drop(device.clear_run(&self.dma, run, skipped));
+                    debug_assert!(undone, "what was just mapped can be cleared");
+                    return Err(error);
+                }
+                displaced.is_some()
             }
         };
         if displaced { Err(format!("{gfn:?} was taken")) } else { Ok(()) }

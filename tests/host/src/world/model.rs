@@ -23,8 +23,11 @@ pub struct ModelRam {
     pub(super) frames: u64,
     /// Units do not snoop the processors' caches.
     pub(super) write_back: bool,
-    pub(super) time: AtomicU64,
+    time: AtomicU64,
     pub(super) observer: Mutex<Option<Observer>>,
+    /// Frames asked for so far, and which of these requests is refused.
+    allocations: AtomicU64,
+    refused: AtomicU64,
 }
 
 /// Called after each step of the hypervisor that hardware or a guest could see: an access
@@ -41,8 +44,27 @@ impl fmt::Debug for ModelRam {
 impl ModelRam {
     /// The first `frames` frames of a machine, as processors see them.
     pub fn new(machine: Machine, frames: u64) -> Self {
-        let time = AtomicU64::new(0);
-        Self { machine, frames, write_back: false, time, observer: Mutex::default() }
+        Self {
+            machine,
+            frames,
+            write_back: false,
+            time: AtomicU64::new(0),
+            observer: Mutex::default(),
+            allocations: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// How many frames were asked for so far, one by one.
+    pub fn allocations(&self) -> u64 {
+        self.allocations.load(Ordering::Relaxed)
+    }
+
+    /// Refuses the `n`-th request for a frame from now on, where 1 is the next; 0 refuses
+    /// none.
+    pub fn refuse_allocation(&self, n: u64) {
+        let at = if n == 0 { 0 } else { self.allocations().saturating_add(n) };
+        self.refused.store(at, Ordering::Relaxed);
     }
 
     fn address(mfn: Mfn, index: usize) -> u64 {
@@ -96,6 +118,10 @@ impl Ram for ModelRam {
     }
 
     fn allocate(&self, owner: DomainId) -> Option<Mfn> {
+        let number = self.allocations.fetch_add(1, Ordering::Relaxed) + 1;
+        if number == self.refused.load(Ordering::Relaxed) {
+            return None;
+        }
         let frame = self.machine.allocate_zeroed(Owner(u32::from(owner.get())))?;
         Some(Mfn::new(frame.0))
     }

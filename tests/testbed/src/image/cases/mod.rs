@@ -17,6 +17,7 @@ mod memory;
 mod platform;
 mod processors;
 mod queue;
+mod scenario;
 mod stage;
 mod stale;
 mod story;
@@ -339,6 +340,12 @@ static CASES: &[Case] = &[
         expect: Expect::Pass,
         summary: "the granting domain ends before the flush: its pages are free after it",
         run: life::granter_ends,
+    },
+    Case {
+        name: "scenario",
+        expect: Expect::Pass,
+        summary: "the steps of the first boot module; without one, those built in",
+        run: scenario::run,
     },
 ];
 

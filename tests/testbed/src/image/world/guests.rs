@@ -16,6 +16,10 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::{BACKEND, FRONTEND, Manner, World};
 
+mod scripted;
+
+pub(crate) use scripted::{Field, Scripted};
+
 /// Grants of one kind at most.
 pub(crate) const MOST: u32 = 10_000;
 /// References below are reserved.

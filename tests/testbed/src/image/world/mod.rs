@@ -23,7 +23,7 @@ use crate::machine::Machine;
 use crate::say;
 
 pub(crate) use device::address;
-pub(crate) use guests::{Grants, Operation};
+pub(crate) use guests::{Field, Grants, Operation, Scripted};
 
 /// The domain that grants.
 pub(crate) const FRONTEND: DomainId = DomainId::new(1);

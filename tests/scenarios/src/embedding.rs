@@ -1,0 +1,240 @@
+//! The embedding as a scenario scripts it: others may act wherever it is called.
+//!
+//! [`Scripted`] stands between the library and the guest of a [`host::World`]. Before
+//! each call of the library it lets other actors go on, and it slips where it is told to.
+
+use std::cell::Cell;
+
+use flush::{Cleared, Cover, DomainId, Flush, Gfn, Hardware, Kind, Released, Skipped, TablePage};
+use gnttab::{
+    Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
+    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
+    PageError, PageReference, Pin, Rights, VcpuId,
+};
+use host::world::ModelCaller;
+
+use crate::plants::Slip;
+
+/// A flusher during which others may act.
+pub(crate) struct Hooked<'a, F> {
+    inner: &'a F,
+    hook: &'a dyn Fn(),
+    again: Option<&'a Cell<u64>>,
+}
+
+impl<K: Kind, F: Flush<K>> Flush<K> for Hooked<'_, F> {
+    type InFlight = F::InFlight;
+    type Error = F::Error;
+
+    fn start(&self, domain: DomainId, cover: &Cover) -> Self::InFlight {
+        (self.hook)();
+        if let Some(more) = self.again {
+            more.set(more.get() + 1);
+            // What becomes of it is of no interest: it is one too many.
+            drop(self.inner.wait(self.inner.start(domain, cover)));
+        }
+        self.inner.start(domain, cover)
+    }
+
+    fn wait(&self, in_flight: Self::InFlight) -> Result<(), Self::Error> {
+        (self.hook)();
+        let result = self.inner.wait(in_flight);
+        (self.hook)();
+        result
+    }
+}
+
+/// A guest in a hypercall of a scenario.
+pub(crate) struct Scripted<'a, D: Domain> {
+    inner: &'a D,
+    hook: &'a dyn Fn(),
+    vcpu: VcpuId,
+    slip: Option<Slip>,
+    drop_page: &'a dyn Fn(PageReference, bool),
+    tlb: Hooked<'a, D::Tlb>,
+    iotlb: Hooked<'a, D::Iotlb>,
+}
+
+/// What a [`Scripted`] embedding is made of.
+pub(crate) struct Manner<'a> {
+    /// Lets others act.
+    pub(crate) hook: &'a dyn Fn(),
+    /// The vCPU that calls.
+    pub(crate) vcpu: u32,
+    /// What the embedding does wrong.
+    pub(crate) slip: Option<Slip>,
+    /// Flushes that nobody asked for.
+    pub(crate) extra: &'a Cell<u64>,
+}
+
+impl<'a> Manner<'a> {
+    /// Hardware of `caller` during whose flushes others may act.
+    pub(crate) fn hardware<'w, D: Domain>(
+        &'a self,
+        caller: &'a D,
+    ) -> (Hooked<'a, D::Tlb>, Hooked<'a, D::Iotlb>)
+    where
+        'w: 'a,
+    {
+        let Hardware { tlb, iotlb } = caller.hardware();
+        let again = (self.slip == Some(Slip::Twice)).then_some(self.extra);
+        (
+            Hooked { inner: tlb, hook: self.hook, again },
+            Hooked { inner: iotlb, hook: self.hook, again },
+        )
+    }
+
+    /// `caller`, scripted.
+    pub(crate) fn scripted<'w>(
+        &'a self,
+        caller: &'a ModelCaller<'w>,
+        drop_page: &'a dyn Fn(PageReference, bool),
+    ) -> Scripted<'a, ModelCaller<'w>> {
+        let (tlb, iotlb) = self.hardware(caller);
+        Scripted {
+            inner: caller,
+            hook: self.hook,
+            vcpu: VcpuId(self.vcpu),
+            slip: self.slip,
+            drop_page,
+            tlb,
+            iotlb,
+        }
+    }
+}
+
+impl<'a, D: Domain> Domain for Scripted<'a, D> {
+    type Tlb = Hooked<'a, D::Tlb>;
+    type Iotlb = Hooked<'a, D::Iotlb>;
+    type Grants = D::Grants;
+    type Handles = D::Handles;
+
+    fn id(&self) -> DomainId {
+        self.inner.id()
+    }
+
+    fn vcpu(&self) -> VcpuId {
+        self.vcpu
+    }
+
+    fn clamp(&self, index: usize, length: usize) -> usize {
+        self.inner.clamp(index, length)
+    }
+
+    fn copy_from_guest(&self, address: GuestAddress, bytes: &mut [u8]) -> Result<(), GuestFault> {
+        (self.hook)();
+        self.inner.copy_from_guest(address, bytes)
+    }
+
+    fn copy_to_guest(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
+        (self.hook)();
+        if self.slip == Some(Slip::LostWrite) {
+            return Ok(());
+        }
+        self.inner.copy_to_guest(address, bytes)
+    }
+
+    fn with_granter<R>(
+        &self,
+        granter: DomainId,
+        action: impl FnOnce(&mut GrantTable<Self::Grants>) -> R,
+    ) -> Option<R> {
+        (self.hook)();
+        self.inner.with_granter(granter, action)
+    }
+
+    fn with_maptrack<R>(&self, action: impl FnOnce(&mut Maptrack<Self::Handles>) -> R) -> R {
+        (self.hook)();
+        self.inner.with_maptrack(action)
+    }
+
+    fn allows(&self, action: Action, subject: DomainId) -> bool {
+        (self.hook)();
+        self.inner.allows(action, subject)
+    }
+
+    fn crash(&self, reason: Crash) {
+        self.inner.crash(reason);
+    }
+
+    fn preempt(&self) -> bool {
+        (self.hook)();
+        self.slip != Some(Slip::NoPreemption) && self.inner.preempt()
+    }
+
+    fn get_page(
+        &self,
+        granter: DomainId,
+        frame: GrantedFrame,
+        rights: Rights,
+    ) -> Result<PageReference, PageError> {
+        (self.hook)();
+        let page = self.inner.get_page(granter, frame, rights)?;
+        if self.slip == Some(Slip::Uncounted) {
+            (self.drop_page)(PageReference::taken(page.mfn(), page.typed()), page.typed());
+        }
+        Ok(page)
+    }
+
+    fn put_page(&self, pin: Released<Pin>) {
+        (self.hook)();
+        if self.slip == Some(Slip::EarlyDrop) {
+            return;
+        }
+        self.inner.put_page(pin);
+    }
+
+    fn mark_dirty(&self, granter: DomainId, page: &Released<Pin>) {
+        self.inner.mark_dirty(granter, page);
+    }
+
+    fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {
+        (self.hook)();
+        self.inner.copy_page(copy)
+    }
+
+    fn put_table(&self, table: Released<TablePage>) {
+        (self.hook)();
+        self.inner.put_table(table);
+    }
+
+    fn insert<'id>(
+        &self,
+        mapping: &Mapping,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Inserted<'id>, NotInserted<'id>> {
+        (self.hook)();
+        self.inner.insert(mapping, skipped)
+    }
+
+    fn clear<'id>(
+        &self,
+        gfn: Gfn,
+        expected: Expected,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Cleared<'id>, ClearError> {
+        (self.hook)();
+        if self.slip == Some(Slip::EntryKept) {
+            let cpus = skipped.absent::<flush::Tlb>();
+            return Ok(cpus.with(&skipped.absent::<flush::Iotlb>()));
+        }
+        let cleared = self.inner.clear(gfn, expected, skipped)?;
+        if self.slip == Some(Slip::EarlyDrop) {
+            let typed = expected.rights == Rights::ReadWrite;
+            (self.drop_page)(PageReference::taken(expected.mfn, typed), typed);
+        }
+        Ok(cleared)
+    }
+
+    fn forget<'id>(&self, skipped: &mut Skipped<'id>) -> Cleared<'id> {
+        self.inner.forget(skipped)
+    }
+
+    fn hardware(&self) -> Hardware<'_, Self::Tlb, Self::Iotlb> {
+        Hardware { tlb: &self.tlb, iotlb: &self.iotlb }
+    }
+
+    fn on_flush_failure(&self, failure: FlushFailure<Self>) {
+        self.inner.on_flush_failure(failure);
+    }
+}

@@ -1,0 +1,317 @@
+//! Running a scenario: every order of its actors, in each layout of tables.
+//!
+//! [`run`] gives a [`Verdict`]. A broken expectation ends the run and comes with the step,
+//! what the model knows of it, and the shortest order of steps that still shows it.
+
+use std::{
+    cell::RefCell,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use host::{Layout, world::Flushes};
+use hwmodel::Policy;
+
+use crate::{
+    format::Tables,
+    parse::{Played, Script},
+    plants::Plant,
+    session::{Doing, Session},
+    turns::{Search, Turns},
+};
+
+/// How a scenario is run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Manner {
+    /// The first of the seeds for hardware and orders at random.
+    pub seed: u64,
+    /// A planted bug.
+    pub plant: Option<&'static Plant>,
+    /// One order of steps is enough: for a first look.
+    pub once: bool,
+}
+
+/// What broke, and how.
+#[derive(Clone, Debug)]
+pub struct Broken {
+    /// The line of the step.
+    pub line: usize,
+    /// What was expected and did not come about.
+    pub text: String,
+    /// Whose turn it was, step by step, if actors took turns.
+    pub order: Vec<String>,
+    /// What had happened, in words.
+    pub story: Vec<String>,
+    /// In which layout of tables.
+    pub layout: &'static str,
+}
+
+/// How a scenario ended.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// Orders of steps that were run.
+    pub interleavings: u64,
+    /// Every order there is was run.
+    pub complete: bool,
+    /// The most flushes that one run asked for, of CPUs and of devices.
+    pub flushes: (u64, u64),
+    /// What broke first.
+    pub broken: Option<Broken>,
+    /// What happened in the last run that went well, in words.
+    pub story: Vec<String>,
+}
+
+/// The layouts that a scenario asks for.
+pub(crate) fn layouts(tables: Tables) -> &'static [Layout] {
+    match tables {
+        Tables::Both => &[Layout::Separate, Layout::Shared],
+        Tables::Separate => &[Layout::Separate],
+        Tables::Shared => &[Layout::Shared],
+    }
+}
+
+pub(crate) fn layout_name(layout: Layout) -> &'static str {
+    match layout {
+        Layout::Separate => "separate tables",
+        Layout::Shared => "shared tables",
+    }
+}
+
+/// Runs a scenario.
+#[must_use]
+pub fn run(script: &Script, manner: Manner) -> Verdict {
+    let mut verdict = Verdict {
+        interleavings: 0,
+        complete: true,
+        flushes: (0, 0),
+        broken: None,
+        story: Vec::new(),
+    };
+    for layout in layouts(script.scenario.machine.tables) {
+        // Hardware that keeps everything finds the most; then hardware that acts at random.
+        for policy in [Policy::Greedy, Policy::Random(manner.seed.wrapping_add(1))] {
+            let way = Way { script, layout: *layout, policy, plant: manner.plant };
+            let interleave = script.scenario.interleave;
+            let (limit, random) = match (manner.once, policy) {
+                (true, _) => (1, 0),
+                (false, Policy::Greedy) => (interleave.limit, interleave.random),
+                (false, Policy::Random(_)) => (1, interleave.random / 5),
+            };
+            let mut search = Search::new(limit, random, manner.seed);
+            while let Some(turns) = search.next() {
+                let went = way.go(&turns);
+                search.went(&turns);
+                match went {
+                    Ok((story, flushes)) => {
+                        verdict.story = story;
+                        verdict.flushes.0 = verdict.flushes.0.max(flushes.tlb);
+                        verdict.flushes.1 = verdict.flushes.1.max(flushes.iotlb);
+                    }
+                    Err(broken) => {
+                        verdict.interleavings += search.runs;
+                        verdict.complete = false;
+                        verdict.broken = Some(way.shrink(&turns, broken));
+                        return verdict;
+                    }
+                }
+            }
+            verdict.interleavings += search.runs;
+            verdict.complete &= search.complete || policy != Policy::Greedy;
+        }
+    }
+    verdict
+}
+
+/// One run in one layout, but for the order of steps.
+pub(crate) struct Way<'s> {
+    pub(crate) script: &'s Script,
+    pub(crate) layout: Layout,
+    pub(crate) policy: Policy,
+    pub(crate) plant: Option<&'static Plant>,
+}
+
+impl Way<'_> {
+    fn go(&self, turns: &Turns) -> Result<(Vec<String>, Flushes), Box<Broken>> {
+        let mut session = None;
+        let mut order = Vec::new();
+        let mut line = 0;
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            let fresh = Session::new(self.script, self.layout, self.policy, self.plant);
+            let session = session.insert(fresh);
+            play(session, self.script, turns, &mut order, &mut line)
+        }));
+        let flushes = session.as_ref().map(Session::flushes).unwrap_or_default();
+        let story = session.map(|session| session.story.take()).unwrap_or_default();
+        let text = match ended {
+            Ok(Ok(())) => return Ok((story, flushes)),
+            Ok(Err(text)) => text,
+            Err(panic) => format!("panic: {}", words_of(panic.as_ref())),
+        };
+        let layout = layout_name(self.layout);
+        Err(Box::new(Broken { line, text, order, story, layout }))
+    }
+
+    /// Undoes one turn after the other, as long as something still breaks.
+    fn shrink(&self, turns: &Turns, broken: Box<Broken>) -> Broken {
+        const TRIES: usize = 200;
+        let mut best = (turns.taken(), broken);
+        let mut place = best.0.len();
+        for _ in 0..TRIES {
+            let Some(earlier) = best.0[..place].iter().rposition(|choice| *choice != 0) else {
+                break;
+            };
+            place = earlier;
+            let mut simpler = best.0.clone();
+            simpler[place] = 0;
+            let turns = Turns::planned(simpler);
+            if let Err(broken) = self.go(&turns) {
+                let taken = turns.taken();
+                place = place.min(taken.len());
+                best = (taken, broken);
+            }
+        }
+        *best.1
+    }
+}
+
+/// What a panic said.
+pub(crate) fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let literal = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let formatted = || panic.downcast_ref::<String>().cloned();
+    literal.or_else(formatted).unwrap_or_else(|| "of unknown cause".to_owned())
+}
+
+/// Plays all steps.
+pub(crate) fn play(
+    session: &mut Session,
+    script: &Script,
+    turns: &Turns,
+    order: &mut Vec<String>,
+    line: &mut usize,
+) -> Result<(), String> {
+    let mut steps = script.steps.as_slice();
+    while let Some((step, others)) = steps.split_first() {
+        *line = step.line;
+        if step.actor.is_none() {
+            session.step_alone(step)?;
+            session.settled()?;
+            steps = others;
+            continue;
+        }
+        let group = steps.iter().take_while(|step| step.actor.is_some()).count();
+        let (group, others) = steps.split_at(group);
+        let stage = Stage::new(session, script, group, turns);
+        let result = stage.play();
+        *order = stage.order.take();
+        *line = stage.line.get();
+        result?;
+        session.settled()?;
+        steps = others;
+    }
+    session.bounded(script.scenario.bound.get_ref())
+}
+
+/// Actors that take turns.
+struct Stage<'s> {
+    session: &'s Session,
+    script: &'s Script,
+    inside: bool,
+    turns: &'s Turns,
+    parts: Vec<Vec<&'s Played>>,
+    next: RefCell<Vec<usize>>,
+    /// Actors that are in the middle of a step, the innermost last.
+    busy: RefCell<Vec<usize>>,
+    problem: RefCell<Option<String>>,
+    order: RefCell<Vec<String>>,
+    line: std::cell::Cell<usize>,
+}
+
+impl<'s> Stage<'s> {
+    fn new(
+        session: &'s Session,
+        script: &'s Script,
+        group: &'s [Played],
+        turns: &'s Turns,
+    ) -> Self {
+        let count = script.actors.len();
+        let part = |actor| group.iter().filter(|step| step.actor == Some(actor)).collect();
+        Self {
+            session,
+            script,
+            inside: script.scenario.interleave.inside,
+            turns,
+            parts: (0..count).map(part).collect(),
+            next: RefCell::new(vec![0; count]),
+            busy: RefCell::default(),
+            problem: RefCell::default(),
+            order: RefCell::default(),
+            line: std::cell::Cell::new(group.first().map_or(0, |step| step.line)),
+        }
+    }
+
+    /// Actors that could do a step now.
+    fn ready(&self) -> Vec<usize> {
+        let (next, busy) = (self.next.borrow(), self.busy.borrow());
+        let all = 0..self.parts.len();
+        all.filter(|actor| next[*actor] < self.parts[*actor].len() && !busy.contains(actor))
+            .collect()
+    }
+
+    fn play(&self) -> Result<(), String> {
+        loop {
+            let ready = self.ready();
+            if ready.is_empty() {
+                return Ok(());
+            }
+            self.act(ready[self.turns.choose(ready.len())]);
+            if let Some(problem) = self.problem.take() {
+                return Err(problem);
+            }
+        }
+    }
+
+    /// An actor does its next step.
+    fn act(&self, actor: usize) {
+        let place = self.next.borrow()[actor];
+        let step = self.parts[actor][place];
+        self.next.borrow_mut()[actor] += 1;
+        let inside = self.busy.borrow().len();
+        let name = &self.script.actors[actor];
+        let margin = "  ".repeat(inside);
+        self.order.borrow_mut().push(format!(
+            "{margin}{name}: line {} ({}){}",
+            step.line,
+            step.action.name(),
+            if inside > 0 { ", inside the call above" } else { "" }
+        ));
+        self.busy.borrow_mut().push(actor);
+        let outer = self.line.replace(step.line);
+        let doing = Doing { actor, hook: &|| self.point() };
+        let result = self.session.step(step, doing).and_then(|()| self.session.unharmed());
+        self.busy.borrow_mut().pop();
+        let mut problem = self.problem.borrow_mut();
+        match result {
+            // What broke first is what counts.
+            Err(text) if problem.is_none() => *problem = Some(text),
+            Err(_) | Ok(()) if problem.is_some() => {}
+            Err(_) | Ok(()) => {
+                if inside > 0 {
+                    self.line.set(outer);
+                }
+            }
+        }
+    }
+
+    /// The library calls its embedder: others may go on here.
+    fn point(&self) {
+        while self.inside && self.problem.borrow().is_none() && self.session.is_unlocked() {
+            let ready = self.ready();
+            if ready.is_empty() {
+                return;
+            }
+            match self.turns.choose(ready.len() + 1) {
+                0 => return,
+                choice => self.act(ready[choice - 1]),
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! A file that makes no sense is refused, with its line and what was expected.
+
+use std::path::Path;
+
+use scenarios::parse;
+
+const HEAD: &str = "title = \"a title\"\nbound = { tlb = 1, iotlb = 1 }\n";
+
+/// The problem with `HEAD` and what follows it: line, and what is said.
+#[track_caller]
+fn refused(text: &str, line: usize, says: &[&str]) {
+    let text = format!("{HEAD}{text}");
+    let problem = parse::parse(Path::new("some.toml"), &text).expect_err(&text);
+    let shown = problem.to_string();
+    assert_eq!(problem.place.map(|(line, _)| line), Some(line), "{shown}\n{text}");
+    assert!(shown.starts_with(&format!("some.toml:{line}:")), "{shown}");
+    for word in says {
+        assert!(shown.contains(word), "`{word}` is not in `{shown}`");
+    }
+}
+
+#[track_caller]
+fn step(text: &str, says: &[&str]) {
+    refused(&format!("[[step]]\n{text}\n"), 3, says);
+}
+
+#[test]
+fn a_file_without_a_bound_on_flushes_is_refused() {
+    let problem = parse::parse(Path::new("some.toml"), "title = \"a title\"\n");
+    let shown = problem.expect_err("it has no bound").to_string();
+    assert!(shown.contains("missing field `bound`"), "{shown}");
+    let problem = parse::parse(Path::new("some.toml"), "title = \"t\"\nbound = { tlb = 1 }\n");
+    let shown = problem.expect_err("half of the bound is missing").to_string();
+    assert!(shown.contains("missing field `iotlb`"), "{shown}");
+}
+
+#[test]
+fn unknown_keys_are_refused_with_those_there_are() {
+    refused("[machine]\nframe = 12\n", 4, &["unknown field `frame`", "`frames`"]);
+    refused("[unit]\npsi = true\n", 4, &["unknown field `psi`", "page_selective"]);
+    refused("[[step]]\nmpa = {}\n", 4, &["unknown field `mpa`", "`map`", "`unmap`"]);
+    refused("[[step]]\nunmap = { mapping = \"a\" }\n", 4, &["unknown field `mapping`", "mappings"]);
+    refused("[[step]]\nfail = { operation = 1, how = \"die\" }\n", 4, &["`die`", "queue-error"]);
+}
+
+#[test]
+fn a_step_does_exactly_one_thing() {
+    step("note = \"nothing\"", &["does nothing", "expected one of", "map, unmap"]);
+    step("mark = {}\nrepair = {}", &["more than one thing", "`repair` and `mark`"]);
+}
+
+#[test]
+fn names_have_to_be_known() {
+    step("take_back = { pages = \"a\" }", &["no page `a`", "none so far"]);
+    step("unmap = { mappings = \"m\" }", &["no mapping `m`"]);
+    step("enter = { cpu = 1, domain = \"middle\" }", &["no domain `middle`", "back, front"]);
+    step("detach = { device = \"dev1\" }", &["no device `dev1`", "dev0"]);
+    step("access = { by = \"cpu9\", at = 1, reaches = \"fault\" }", &["no cpu 9", "1 to 3"]);
+    step("workload = { name = \"W9\", steps = 1 }", &["`W9`", "W1 to W8"]);
+}
+
+#[test]
+fn lists_have_to_fit() {
+    let grant = "[[step]]\ngrant = { pages = \"a[0..3]\" }\n[[step]]\n";
+    let map = |rest: &str| format!("{grant}map = {{ pages = \"a[0..3]\", at = 1, {rest} }}\n");
+    refused(&map("status = [0, 0]"), 5, &["`status` has 2 values for 3 elements"]);
+    refused(&map("as = \"b\""), 5, &["`as` has 1 names", "expected 3"]);
+    refused(&map("alter = [{ element = 3 }]"), 5, &["element 3", "expected 0 to 2"]);
+}
+
+#[test]
+fn numbers_have_their_range() {
+    refused("[machine]\nlevels = 6\n", 2, &["machine.levels is 6", "3 to 5"]);
+    refused("[unit]\ncount = 0\n", 2, &["unit.count is 0", "1 to 4"]);
+    refused("[unit]\nlatency = -1\n", 4, &["invalid value", "u32"]);
+    step("populate = { pages = \"p\", at = 0, order = 3 }", &["order is 3", "0 or 9"]);
+    step("populate = { pages = \"p\", at = 7, order = 9 }", &["at is 0x7", "multiple of 512"]);
+    step("clear = { first = 0, count = 0 }", &["count is 0", "1 or more"]);
+    refused(
+        "[[step]]\nunmap = { mappings = [], tlb = { min = 3, max = 1 } }\n",
+        4,
+        &["min is more"],
+    );
+}
+
+#[test]
+fn names_are_words_or_ranges_of_words() {
+    let grant = |pages: &str| format!("[[step]]\ngrant = {{ pages = {pages} }}\n");
+    refused(&grant("\"7up\""), 4, &["`7up` is no name"]);
+    refused(&grant("\"a[3..3]\""), 4, &["0 names"]);
+    refused(&grant("\"a[0..]\""), 4, &["`a[0..]`", "a[0..32]"]);
+    refused(&grant("\"a[0..99999999]\""), 4, &["99999999 names"]);
+    refused(&grant("3"), 4, &["expected a name"]);
+}
+
+#[test]
+fn accesses_say_where_and_what_they_reach() {
+    step("access = { by = \"cpu1\", reaches = \"fault\" }", &["`mappings` or `at`"]);
+    step("access = { by = \"cpu1\", at = 1, reaches = \"same\" }", &["`same` needs `mappings`"]);
+    step("access = { by = \"cpu1\", at = [1, 2], reaches = [\"any\"] }", &["`reaches` has 1"]);
+}
+
+#[test]
+fn actors_are_few_and_destroy_nothing() {
+    let many: String =
+        (0..5).map(|n| format!("[[step]]\nactor = \"a{n}\"\nmark = {{}}\n")).collect();
+    refused(&many, 15, &["`a4` is one actor too many", "at most 4"]);
+    step("actor = \"a\"\ndestroy = { domain = \"back\" }", &["cannot be a step of an actor"]);
+}
+
+#[test]
+fn reports_and_kinds_are_numbered() {
+    refused("bug = \"XSA-1\"\n", 2, &["`XSA-1` is no report", "`B02`"]);
+    refused("kinds = [\"slow\"]\n", 2, &["`slow` is no kind", "`F02`"]);
+}
+
+#[test]
+fn what_is_not_toml_is_refused_where_it_stops_making_sense() {
+    refused("step = [\n", 3, &["array"]);
+    refused("[[step]]\nmark = {\n", 4, &[]);
+    refused("tittle = 1\n", 3, &["unknown field `tittle`"]);
+}
