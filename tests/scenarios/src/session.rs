@@ -109,6 +109,10 @@ pub(crate) struct Session {
     drained: RefCell<Vec<Frame>>,
     /// An edit of the hypervisor's own, which holds no page, could not be flushed.
     pub(crate) unflushed: Cell<bool>,
+    /// The element at this position of a call's array cannot be read.
+    pub(crate) unreadable: Cell<Option<u64>>,
+    /// Elements of the longest call so far.
+    pub(crate) longest: Cell<u64>,
     /// Devices whose detaching failed half-way, with their domain.
     detached: RefCell<Vec<(String, String)>>,
     /// Source ids of devices that were unplugged.

@@ -26,7 +26,7 @@ pub enum Fault {
     Operation(u64, Failure),
     /// The n-th request for a frame.
     Allocation(u64),
-    /// The n-th copy from a guest.
+    /// The n-th element of each call, which cannot be read.
     Read(u64),
     /// The n-th copy to a guest.
     Write(u64),
@@ -37,7 +37,7 @@ impl fmt::Display for Fault {
         match self {
             Self::Operation(n, failure) => write!(f, "hardware operation {n}: {failure:?}"),
             Self::Allocation(n) => write!(f, "request {n} for a frame is refused"),
-            Self::Read(n) => write!(f, "copy {n} from a guest fails"),
+            Self::Read(n) => write!(f, "element {n} of a call cannot be read"),
             Self::Write(n) => write!(f, "copy {n} to a guest fails"),
         }
     }
@@ -87,14 +87,13 @@ fn faults(script: &Script, layout: Layout, most: u64) -> Vec<Fault> {
     session.strict = false;
     let operations = session.world.machine.counters().operations;
     let allocations = session.world.hypervisor.memory.ram().allocations();
-    let mut copies = (0, 0);
+    let mut writes = 0;
     for step in &script.steps {
         // A `faults` step counts copies afresh.
-        let now = session.world.faults.copies.get();
-        copies = (copies.0.max(now.0), copies.1.max(now.1));
+        writes = writes.max(session.world.faults.copies.get().1);
         drop(session.step_alone(step));
     }
-    let now = session.world.faults.copies.get();
+    writes = writes.max(session.world.faults.copies.get().1);
     let operations = session.world.machine.counters().operations - operations;
     let allocations = session.world.hypervisor.memory.ram().allocations() - allocations;
     let mut faults = Vec::new();
@@ -102,8 +101,8 @@ fn faults(script: &Script, layout: Layout, most: u64) -> Vec<Fault> {
         faults.extend(spread(operations, most).map(|n| Fault::Operation(n, failure)));
     }
     faults.extend(spread(allocations, most).map(Fault::Allocation));
-    faults.extend(spread(copies.0.max(now.0), most).map(|n| Fault::Read(n - 1)));
-    faults.extend(spread(copies.1.max(now.1), most).map(|n| Fault::Write(n - 1)));
+    faults.extend(spread(session.longest.get(), most).map(|n| Fault::Read(n - 1)));
+    faults.extend(spread(writes, most).map(|n| Fault::Write(n - 1)));
     faults
 }
 
@@ -140,7 +139,7 @@ fn arm(session: &Session, fault: Fault) {
     match fault {
         Fault::Operation(n, failure) => session.world.machine.fail_operation(n, failure),
         Fault::Allocation(n) => session.world.hypervisor.memory.ram().refuse_allocation(n),
-        Fault::Read(n) => session.world.faults.fail_read.set(Some(n)),
+        Fault::Read(n) => session.unreadable.set(Some(n)),
         Fault::Write(n) => session.world.faults.fail_write.set(Some(n)),
     }
 }

@@ -9,7 +9,7 @@ use crate::values::{Count, Names};
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Faults {
-    /// The n-th copy from the guest from now on fails, from 0.
+    /// The n-th element of each call's array cannot be read, from 0.
     pub read: Option<u64>,
     /// The n-th copy to the guest fails.
     pub write: Option<u64>,

@@ -30,6 +30,9 @@ impl Session {
         let base = Self::argument_base(doing);
         self.put(id, base, elements.as_bytes())?;
         let count = u32::try_from(elements.len()).map_err(|_| "too many elements")?;
+        self.longest.set(self.longest.get().max(count.into()));
+        let byte = |position: u64| base + position * size_of::<T>() as u64;
+        self.world.faults.unreadable.set(self.unreadable.get().map(byte));
         let call = Call { command, argument: GuestAddress(base), count };
         let ended = self.call(id, call, doing);
         self.get(id, base, elements.as_mut_bytes())?;

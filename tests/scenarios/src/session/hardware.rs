@@ -278,7 +278,7 @@ impl Session {
     pub(super) fn faults(&self, faults: &Faults) {
         let scripted = &self.world.faults;
         scripted.copies.set((0, 0));
-        scripted.fail_read.set(faults.read);
+        self.unreadable.set(faults.read);
         scripted.fail_write.set(faults.write);
         scripted.preempt.set(faults.preempt);
         scripted.denied.set(faults.deny_unmap.then_some(gnttab::Action::Unmap));

@@ -125,6 +125,8 @@ impl Session {
             flights: RefCell::default(),
             drained: RefCell::default(),
             unflushed: Cell::default(),
+            unreadable: Cell::default(),
+            longest: Cell::default(),
             detached: RefCell::default(),
             unplugged: RefCell::default(),
             spare: RefCell::default(),
