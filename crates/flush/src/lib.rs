@@ -47,6 +47,7 @@ mod frame;
 mod hardware;
 mod page;
 pub mod plan;
+mod quarantine;
 mod skipped;
 mod sync;
 
@@ -64,4 +65,5 @@ pub use cpus::{CpuSet, LiveCpus};
 pub use frame::{Dfn, DomainId, Gfn, Mfn, Run};
 pub use hardware::{Flush, Hardware, NoIommu, RecordedWithoutIommu, Units, UnitsError};
 pub use page::{FreshTable, Released, TablePage};
+pub use quarantine::{Attempt, Owed, Paid, Quarantine};
 pub use skipped::{Cleared, Gone, Iotlb, Kind, Records, Shared, Skipped, TABLES, Tlb};

@@ -13,7 +13,7 @@ use flush::{
 use gnttab::{
     Action, BATCH, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
     GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
-    PageError, PageReference, Pin, Removed, Rights, VcpuId,
+    PageError, PageReference, Pin, Removed, Rights, VcpuId, Verdict,
 };
 use p2m::PageKind;
 use stage2::Access;
@@ -46,6 +46,10 @@ pub struct Faults {
     pub preempt: Cell<bool>,
     /// Policy forbids this.
     pub denied: Cell<Option<Action>>,
+    /// What is said of a flush that failed.
+    pub verdict: Cell<Option<Verdict>>,
+    /// How often that was asked for.
+    pub judged: Cell<u32>,
     /// What the caller was crashed for.
     pub crashes: RefCell<Vec<Crash>>,
 }
@@ -309,6 +313,11 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
 
     fn hardware(&self) -> Hardware<'_, T, I> {
         Hardware { tlb: &self.tlb, iotlb: &self.iotlb }
+    }
+
+    fn judge(&self, _: &FlushFailure<Self>, _: u32) -> Verdict {
+        self.faults.judged.set(self.faults.judged.get() + 1);
+        self.faults.verdict.get().unwrap_or(Verdict::Quarantine)
     }
 
     fn on_flush_failure(&self, failure: FlushFailure<Self>) {

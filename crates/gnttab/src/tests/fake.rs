@@ -189,6 +189,14 @@ pub(super) struct World {
     /// Flushes waited for: CPU, device; and the wait that fails, counting both.
     pub(super) flushes: Cell<(usize, usize)>,
     pub(super) flush_fails: Cell<Option<usize>>,
+    /// How many flushes from that one on fail.
+    pub(super) failures: Cell<usize>,
+    /// What is said of failed flushes.
+    pub(super) verdict: Cell<Verdict>,
+    /// What was judged: the pages, and how often it had been tried again.
+    pub(super) judged: RefCell<Vec<(usize, u32)>>,
+    /// And which kinds had failed: CPUs, devices.
+    pub(super) failed_kinds: RefCell<Vec<(bool, bool)>>,
     pub(super) covers: RefCell<Vec<Cover>>,
     pub(super) crashes: RefCell<Vec<Crash>>,
     pub(super) held: RefCell<Vec<Held<Pin, BATCH>>>,
@@ -235,6 +243,10 @@ impl World {
             write_fault: Cell::new(None),
             flushes: Cell::new((0, 0)),
             flush_fails: Cell::new(None),
+            failures: Cell::new(1),
+            verdict: Cell::new(Verdict::Quarantine),
+            judged: RefCell::default(),
+            failed_kinds: RefCell::default(),
             covers: RefCell::default(),
             crashes: RefCell::default(),
             held: RefCell::default(),
@@ -513,7 +525,9 @@ impl<K: Kind> Flush<K> for World {
         assert_eq!(domain, CALLER);
         self.covers.borrow_mut().push(cover.clone());
         let (cpus, devices) = self.flushes.get();
-        let fails = self.flush_fails.get() == Some(cpus + devices);
+        let from = self.flush_fails.get();
+        let failures = self.failures.get();
+        let fails = from.is_some_and(|from| (from..from + failures).contains(&(cpus + devices)));
         self.flushes.set(if K::TLB { (cpus + 1, devices) } else { (cpus, devices + 1) });
         fails
     }
@@ -718,6 +732,14 @@ impl Domain for World {
     }
     fn hardware(&self) -> Hardware<'_, Self, Self> {
         Hardware { tlb: self, iotlb: self }
+    }
+    fn judge(&self, failure: &FlushFailure<Self>, retries: u32) -> Verdict {
+        self.no_locks();
+        assert!(failure.error.tlb.is_some() || failure.error.iotlb.is_some());
+        self.judged.borrow_mut().push((failure.held.len(), retries));
+        let failed = (failure.error.tlb.is_some(), failure.error.iotlb.is_some());
+        self.failed_kinds.borrow_mut().push(failed);
+        self.verdict.get()
     }
     fn on_flush_failure(&self, failure: FlushFailure<Self>) {
         assert!(failure.error.tlb.is_some() || failure.error.iotlb.is_some());
