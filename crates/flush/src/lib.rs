@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 #![expect(unexpected_cfgs, reason = "`--cfg loom` is passed by hand, to the tests alone")]
 
+mod account;
 mod batch;
 mod block;
 mod both;
@@ -54,6 +55,7 @@ mod sync;
 #[cfg(all(test, loom))]
 mod interleavings;
 
+pub use account::{Account, Counted, Meter, Metered, MeteredFlush, Totals};
 pub use batch::{
     Batch, Failure, FlushError, Flushed, Held, HoldError, Report, Room, leaked_pages,
     unflushed_batches,
