@@ -206,6 +206,8 @@ pub(super) struct World {
     pub(super) busy_during_flush: RefCell<Vec<(DomainId, u32, u16)>>,
     /// Runs in the middle of each removal, as another vCPU would.
     pub(super) during_policy: RefCell<Option<OtherVcpu>>,
+    /// Runs before an insertion changes anything, once.
+    pub(super) during_insert: RefCell<Option<OtherVcpu>>,
 }
 
 impl World {
@@ -253,6 +255,7 @@ impl World {
             unflushed: Cell::new(0),
             busy_during_flush: RefCell::default(),
             during_policy: RefCell::new(None),
+            during_insert: RefCell::new(None),
         };
         for domain in [CALLER, GRANTER, OTHER] {
             let table = GrantTable::new(domain, Grants::default(), 1, 4).unwrap();
@@ -382,6 +385,15 @@ impl World {
     #[track_caller]
     pub(super) fn map_one(&self, request: MapGrantRef) -> MapGrantRef {
         self.map(&[request])[0]
+    }
+
+    /// As another vCPU maps one, with its array somewhere else.
+    #[track_caller]
+    pub(super) fn map_at(&self, address: u64, request: MapGrantRef) -> MapGrantRef {
+        self.write(address, &[request]);
+        let call = Call { command: 0, argument: GuestAddress(address), count: 1 };
+        assert_eq!(call.run(self), Outcome::Done);
+        self.read(address, 1)[0]
     }
 
     /// Maps references `0..count` of the granter, and writes the array that unmaps them.
@@ -685,6 +697,9 @@ impl Domain for World {
         skipped: &mut Skipped<'id>,
     ) -> Result<Inserted<'id>, NotInserted<'id>> {
         self.no_locks();
+        if let Some(action) = self.during_insert.take() {
+            action(self);
+        }
         let gfn = mapping.gfn;
         let occupied = self.p2m.borrow().contains_key(&gfn.get());
         if self.insert_fails.get() || occupied {
