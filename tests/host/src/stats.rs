@@ -1,4 +1,4 @@
-//! What the flush counters say of calls on the model, and what the model counted itself.
+//! What the flush counters say of calls on the model, and what the model counted.
 //!
 //! A [`Row`] is one kind of call: what the crates counted while it ran, and beside it what
 //! the hardware of the model saw. Whoever reads the counters of an embedder reads the same.

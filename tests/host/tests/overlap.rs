@@ -1,4 +1,4 @@
-//! Devices and CPUs forget at the same time: all are started, then all are waited for.
+//! Devices and CPUs forget at the same time: all are started before any wait.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! The flush counters say what the hardware of the model saw, and the eight workloads show.
+//! The flush counters say what the hardware of the model saw.
 
 use host::stats::{self, Row};
 

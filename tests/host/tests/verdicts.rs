@@ -1,4 +1,4 @@
-//! What an embedder may answer when a flush fails in a call, and the way out of quarantine.
+//! What an embedder may answer to a failed flush, and the way out of quarantine.
 
 use flush::Quarantine;
 use gnttab::{BATCH, Crash, Domain, Errno, Outcome, Pin, RETRIES, Verdict, release};
