@@ -19,6 +19,7 @@ mod qemu;
 mod records;
 mod replay;
 mod simulate;
+mod stats;
 mod test;
 mod tidy;
 mod tools;
@@ -60,6 +61,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Count what unmapping a whole space costs: walks, flushes, entries read
     Walks(walks::Arguments),
+    /// Count what calls on the software model ask of hardware, and what batches avoid
+    Stats(stats::Arguments),
     /// Predict throughput and flush cost as streams are added, next to what was published
     Simulate(simulate::Arguments),
     /// Play scenario files: flush bugs written down, on the model and in QEMU
@@ -88,6 +91,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bochs(arguments) => bochs::run(&arguments)?,
         Command::Bench(arguments) => bench::run(&arguments)?,
         Command::Walks(arguments) => walks::run(&arguments)?,
+        Command::Stats(arguments) => stats::run(&arguments)?,
         Command::Simulate(arguments) => simulate::run(&arguments)?,
         Command::Replay(arguments) => replay::run(&arguments)?,
         Command::Lint => lint::run()?,

@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 #![expect(unexpected_cfgs, reason = "`--cfg loom` is passed by hand, to the tests alone")]
 
+mod account;
 mod batch;
 mod block;
 mod both;
@@ -47,12 +48,14 @@ mod frame;
 mod hardware;
 mod page;
 pub mod plan;
+mod quarantine;
 mod skipped;
 mod sync;
 
 #[cfg(all(test, loom))]
 mod interleavings;
 
+pub use account::{Account, Counted, Meter, Metered, MeteredFlush, Totals};
 pub use batch::{
     Batch, Failure, FlushError, Flushed, Held, HoldError, Report, Room, leaked_pages,
     unflushed_batches,
@@ -64,4 +67,5 @@ pub use cpus::{CpuSet, LiveCpus};
 pub use frame::{Dfn, DomainId, Gfn, Mfn, Run};
 pub use hardware::{Flush, Hardware, NoIommu, RecordedWithoutIommu, Units, UnitsError};
 pub use page::{FreshTable, Released, TablePage};
+pub use quarantine::{Attempt, Owed, Paid, Quarantine};
 pub use skipped::{Cleared, Gone, Iotlb, Kind, Records, Shared, Skipped, TABLES, Tlb};

@@ -94,11 +94,14 @@ pub struct ActiveEntry {
     pub(crate) mfn: Mfn,
     pub(crate) pins: Pins,
     pub(crate) holder: DomainId,
+    /// The page of a domain's own grant has left its number, for as long as it is mapped.
+    pub(crate) moved: bool,
 }
 
 impl ActiveEntry {
     /// A grant that nobody uses.
-    pub const IDLE: Self = Self { mfn: Mfn::new(0), pins: Pins(0), holder: DomainId::new(0) };
+    pub const IDLE: Self =
+        Self { mfn: Mfn::new(0), pins: Pins(0), holder: DomainId::new(0), moved: false };
 }
 
 const _: () = assert!(size_of::<[ActiveEntry; ACTIVE_PER_PAGE]>() == 4096);

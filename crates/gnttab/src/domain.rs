@@ -20,6 +20,24 @@ use crate::{
 /// Elements that share one flush.
 pub const BATCH: usize = 32;
 
+/// How often a flush is tried again inside one hypercall, whatever the embedder answers.
+///
+/// Each retry may take as long as the deadlines of its hardware allow.
+pub const RETRIES: u32 = 3;
+
+/// What becomes of a batch whose flush failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Flush again what is still owed, at once; after [`RETRIES`] as
+    /// [`Quarantine`](Self::Quarantine).
+    Retry,
+    /// The embedder keeps the pages for a later flush; the call ends with a fault.
+    Quarantine,
+    /// As [`Quarantine`](Self::Quarantine), and the caller is [ended](Domain::crash): it
+    /// does not see the result of the call.
+    Crash,
+}
+
 /// A batch whose flush failed, as [`Domain::on_flush_failure`] gets it.
 pub type FlushFailure<D> = Failure<
     Pin,
@@ -75,6 +93,8 @@ pub enum Crash {
         /// The domain the handle names.
         granter: DomainId,
     },
+    /// A flush failed, and the embedder's verdict was [`Verdict::Crash`].
+    FlushFailed,
 }
 
 /// A granted page, by what is known of it.
@@ -331,7 +351,19 @@ pub trait Domain: Sized {
     /// What flushes the caller's translations. No lock is held during a flush.
     fn hardware(&self) -> Hardware<'_, Self::Tlb, Self::Iotlb>;
 
-    /// Takes over the pages of a failed flush: to retry, to quarantine, and perhaps to
-    /// crash the caller. A retry that succeeds ends in [`give_out`](crate::give_out).
+    /// Says what becomes of a batch whose flush has failed, for the first time or after that
+    /// many retries. No lock is held; every page of it is still counted.
+    ///
+    /// This is the moment to repair: to declare a device gone and detach it, or to start a
+    /// queue again, and then to say [`Verdict::Retry`].
+    fn judge(&self, _failure: &FlushFailure<Self>, _retries: u32) -> Verdict {
+        Verdict::Quarantine
+    }
+
+    /// Takes over the pages of a flush that failed and is not tried again in this call,
+    /// for a [`Quarantine`](flush::Quarantine). No lock is held.
+    ///
+    /// What a later flush frees ends in [`give_out`](crate::give_out), or in
+    /// [`release`](crate::release) and [`put_table`](Self::put_table).
     fn on_flush_failure(&self, failure: FlushFailure<Self>);
 }

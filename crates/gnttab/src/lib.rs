@@ -52,7 +52,7 @@ pub use active::{ACTIVE_PER_PAGE, ActiveEntry};
 pub use domain::{
     Action, BATCH, ClearError, Crash, Domain, Expected, FlushFailure, GrantedFrame, GuestAddress,
     GuestFault, Inserted, Mapping, NoMemory, NotCopied, NotInserted, PageBytes, PageCopy,
-    PageError, Removed,
+    PageError, RETRIES, Removed, Verdict,
 };
 pub use entry::{Rights, SharedPage, StatusPage};
 pub use frames::{FrameError, VersionError};

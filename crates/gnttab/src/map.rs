@@ -102,6 +102,10 @@ fn try_map<D: Domain>(
         };
         keep(result, pin, room)
     });
+    if mapping.moved_from.is_some() && inserted.is_some() {
+        // Before the handle exists, so before anybody could unmap it.
+        domain.with_granter(granter, |table| table.note_move(request.reference));
+    }
     finish(domain, handle, inserted).map(|handle| (handle, gfn))
 }
 

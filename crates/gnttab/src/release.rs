@@ -7,7 +7,7 @@ use flush::{Batch, Flushed, Released};
 
 use crate::{
     abi::Errno,
-    domain::{BATCH, Domain},
+    domain::{BATCH, Crash, Domain, FlushFailure, RETRIES, Verdict},
     entry::Rights,
     pin::{Grant, Pin, Purpose},
 };
@@ -17,21 +17,47 @@ pub(crate) type PinBatch = Batch<Pin, BATCH>;
 
 const _: () = assert!(size_of::<PinBatch>() <= 4096);
 
-/// Flushes what the batch has on record, and gives its pages out.
+/// Flushes what the batch has on record, and gives its pages out. If the flush fails, the
+/// embedder's verdict decides.
 ///
 /// # Errors
-/// [`Errno::Fault`] if the flush failed: every page went to the embedder, still held.
+/// [`Errno::Fault`] if the flush failed for good: every page went to the embedder, still
+/// held.
 pub(crate) fn settle<D: Domain>(domain: &D, batch: &mut PinBatch) -> Result<(), Errno> {
     match batch.flush(&domain.hardware()) {
         Ok(flushed) => {
             give_out(domain, flushed);
             Ok(())
         }
-        Err(failure) => {
-            domain.on_flush_failure(failure);
-            Err(Errno::Fault)
-        }
+        Err(failure) => insist(domain, failure),
     }
+}
+
+/// Asks the embedder about a failed flush, and tries again as long as that is its verdict.
+#[cold]
+#[inline(never)]
+fn insist<D: Domain>(domain: &D, mut failure: FlushFailure<D>) -> Result<(), Errno> {
+    let mut retries = 0;
+    let verdict = loop {
+        match domain.judge(&failure, retries) {
+            Verdict::Retry if retries < RETRIES => retries += 1,
+            verdict @ (Verdict::Retry | Verdict::Quarantine | Verdict::Crash) => break verdict,
+        }
+        match failure.held.retry(&domain.hardware()) {
+            Ok(flushed) => {
+                give_out(domain, flushed);
+                return Ok(());
+            }
+            Err(error) => failure.error = error,
+        }
+    };
+    // First the pages: ending the caller may be all that their keeper waits for.
+    domain.on_flush_failure(failure);
+    match verdict {
+        Verdict::Crash => domain.crash(Crash::FlushFailed),
+        Verdict::Retry | Verdict::Quarantine => {}
+    }
+    Err(Errno::Fault)
 }
 
 /// Drops what the mappings of a flushed batch held, and frees its table pages.

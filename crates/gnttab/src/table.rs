@@ -181,6 +181,9 @@ impl<S: GrantStorage> GrantTable<S> {
     /// Begins the access of a mapping: checks the entry, marks it in use, counts page and
     /// pin.
     ///
+    /// A domain's own page that is pinned and has not [moved](Self::note_move) is on its way
+    /// to another number, or about to be given back: nobody may take it for one that has.
+    ///
     /// After an error nothing is held, and no in-use bit stays set that this set.
     pub(crate) fn begin_access(
         &mut self,
@@ -191,6 +194,14 @@ impl<S: GrantStorage> GrantTable<S> {
         get_page: impl FnOnce(GrantedFrame) -> Result<PageReference, PageError>,
     ) -> Result<Begun, AccessError> {
         let grant = Grant { granter: self.owner, reference, rights, purpose: Purpose::Map };
+        if caller == self.owner
+            && let Some(index) = self.index(reference, &clamp)
+            && let Some(active) = self.active(index)
+            && active.pins.mapped()
+            && !active.moved
+        {
+            return Err(AccessError::Page(PageError::NotPresent));
+        }
         let (index, (page, number)) = self.begin(grant, caller, Sorts::Pages, clamp, |found| {
             let (frame, number) = match found {
                 Found::Mapped(mfn) => (GrantedFrame::Pinned(mfn), None),
@@ -205,6 +216,14 @@ impl<S: GrantStorage> GrantTable<S> {
             active.mfn = page.mfn();
         }
         Ok(Begun { pin: Pin::granted(page, grant), number })
+    }
+
+    /// Notes that the page of the owner's own grant, which is pinned, has left its number.
+    pub(crate) fn note_move(&mut self, reference: u32) {
+        let Some(index) = self.index(reference, |index, _| index) else { return };
+        if let Some(active) = self.active(index) {
+            active.moved = true;
+        }
     }
 
     /// Checks and counts an access to what `grant` says; `take` gets hold of its page.
@@ -290,6 +309,7 @@ impl<S: GrantStorage> GrantTable<S> {
         let Some(active) = self.active(index) else { return };
         active.pins = active.pins.remove(grant.pin_use());
         let pins = active.pins;
+        active.moved &= pins.mapped();
         if pins.is_empty() {
             if index >= RESERVED_REFERENCES {
                 self.pinned = self.pinned.saturating_sub(1);

@@ -1,6 +1,8 @@
 //! What a unit was told, in numbers an operator can read.
 //!
-//! [`Counters`] is a copy taken under the unit's lock: its fields fit each other.
+//! [`Counters`] is a copy. What it is copied from is added to without a lock.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::Command;
 
@@ -33,6 +35,8 @@ pub struct Counters {
     pub refused: u64,
     /// Submissions and register commands past their deadline.
     pub expired: u64,
+    /// Requests submitted again, because of a device that did not answer or a refusal.
+    pub retried: u64,
 }
 
 impl Counters {
@@ -49,41 +53,8 @@ impl Counters {
         aborted: 0,
         refused: 0,
         expired: 0,
+        retried: 0,
     };
-
-    /// Adds all of `other`.
-    pub(crate) fn merge(&mut self, other: &Self) {
-        let Self {
-            iotlb_commands,
-            wide_commands,
-            pages_flushed,
-            context_commands,
-            device_commands,
-            waits,
-            tail_writes,
-            register_commands,
-            write_buffer_flushes,
-            aborted,
-            refused,
-            expired,
-        } = other;
-        for (counter, more) in [
-            (&mut self.iotlb_commands, iotlb_commands),
-            (&mut self.wide_commands, wide_commands),
-            (&mut self.pages_flushed, pages_flushed),
-            (&mut self.context_commands, context_commands),
-            (&mut self.device_commands, device_commands),
-            (&mut self.waits, waits),
-            (&mut self.tail_writes, tail_writes),
-            (&mut self.register_commands, register_commands),
-            (&mut self.write_buffer_flushes, write_buffer_flushes),
-            (&mut self.aborted, aborted),
-            (&mut self.refused, refused),
-            (&mut self.expired, expired),
-        ] {
-            add(counter, *more);
-        }
-    }
 
     /// Counts one command.
     pub(crate) fn count(&mut self, command: Command) {
@@ -103,6 +74,100 @@ impl Counters {
     }
 }
 
-pub(crate) fn add(counter: &mut u64, more: u64) {
+fn add(counter: &mut u64, more: u64) {
     *counter = counter.wrapping_add(more);
+}
+
+/// What [`Counters`] are copied from.
+#[derive(Debug)]
+pub(crate) struct Told {
+    iotlb_commands: AtomicU64,
+    wide_commands: AtomicU64,
+    pages_flushed: AtomicU64,
+    context_commands: AtomicU64,
+    device_commands: AtomicU64,
+    waits: AtomicU64,
+    tail_writes: AtomicU64,
+    register_commands: AtomicU64,
+    write_buffer_flushes: AtomicU64,
+    aborted: AtomicU64,
+    refused: AtomicU64,
+    expired: AtomicU64,
+    retried: AtomicU64,
+}
+
+impl Told {
+    pub(crate) const fn new() -> Self {
+        Self {
+            iotlb_commands: AtomicU64::new(0),
+            wide_commands: AtomicU64::new(0),
+            pages_flushed: AtomicU64::new(0),
+            context_commands: AtomicU64::new(0),
+            device_commands: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+            tail_writes: AtomicU64::new(0),
+            register_commands: AtomicU64::new(0),
+            write_buffer_flushes: AtomicU64::new(0),
+            aborted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            expired: AtomicU64::new(0),
+            retried: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds all of `more`.
+    pub(crate) fn add(&self, more: &Counters) {
+        let Counters {
+            iotlb_commands,
+            wide_commands,
+            pages_flushed,
+            context_commands,
+            device_commands,
+            waits,
+            tail_writes,
+            register_commands,
+            write_buffer_flushes,
+            aborted,
+            refused,
+            expired,
+            retried,
+        } = more;
+        for (counter, more) in [
+            (&self.iotlb_commands, iotlb_commands),
+            (&self.wide_commands, wide_commands),
+            (&self.pages_flushed, pages_flushed),
+            (&self.context_commands, context_commands),
+            (&self.device_commands, device_commands),
+            (&self.waits, waits),
+            (&self.tail_writes, tail_writes),
+            (&self.register_commands, register_commands),
+            (&self.write_buffer_flushes, write_buffer_flushes),
+            (&self.aborted, aborted),
+            (&self.refused, refused),
+            (&self.expired, expired),
+            (&self.retried, retried),
+        ] {
+            if *more != 0 {
+                counter.fetch_add(*more, Relaxed);
+            }
+        }
+    }
+
+    pub(crate) fn read(&self) -> Counters {
+        Counters {
+            iotlb_commands: self.iotlb_commands.load(Relaxed),
+            wide_commands: self.wide_commands.load(Relaxed),
+            pages_flushed: self.pages_flushed.load(Relaxed),
+            context_commands: self.context_commands.load(Relaxed),
+            device_commands: self.device_commands.load(Relaxed),
+            waits: self.waits.load(Relaxed),
+            tail_writes: self.tail_writes.load(Relaxed),
+            register_commands: self.register_commands.load(Relaxed),
+            write_buffer_flushes: self.write_buffer_flushes.load(Relaxed),
+            aborted: self.aborted.load(Relaxed),
+            refused: self.refused.load(Relaxed),
+            expired: self.expired.load(Relaxed),
+            retried: self.retried.load(Relaxed),
+        }
+    }
 }

@@ -12,7 +12,7 @@ use crate::domain::{DmaDomain, MAX_UNITS, Members, Use};
 use crate::plan::{DEVICE_LIMITS, unit_limits};
 use crate::submit::{CommandError, RETRIES, Started, Submitter};
 use crate::unit::{Reach, Unit, UnitState};
-use crate::{Block, Command, Guarded, Mmio, Platform, SourceId};
+use crate::{Block, Command, Counters, Guarded, Mmio, Platform, SourceId};
 
 /// Why a flush is not known to have completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +147,7 @@ impl<'a, P: Platform, R: Mmio, L: Guarded<UnitState>, G: Guarded<Members>>
             if !again {
                 break;
             }
+            unit.told.add(&Counters { retried: 1, ..Counters::NONE });
             let mut everything = Cover::NOTHING;
             everything.everything(Depth::Tables);
             let mut submitter = unit.open();

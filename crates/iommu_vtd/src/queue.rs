@@ -63,6 +63,14 @@ pub(crate) struct Ticket {
     data: u32,
 }
 
+#[cfg(test)]
+impl Ticket {
+    /// The status word of the submission.
+    pub(crate) const fn word(&self) -> usize {
+        self.slot as usize
+    }
+}
+
 static_assertions::assert_not_impl_any!(Ticket: Clone, Copy);
 
 /// How a submission ended that hardware did not complete.
@@ -295,6 +303,24 @@ impl Queue {
                 None
             }
         }
+    }
+
+    /// Goes to `position` of a ring that is idle there.
+    #[cfg(test)]
+    pub(crate) fn place(&mut self, position: u64) {
+        (self.tail, self.head) = (position, position);
+    }
+
+    /// How many status words could be used now.
+    #[cfg(test)]
+    pub(crate) fn free_words<P: Platform, R: Mmio>(&self, port: &Port<'_, P, R>) -> usize {
+        let slots = self.slots.iter().enumerate();
+        let free = slots.filter(|(index, slot)| match slot {
+            Slot::Free => true,
+            Slot::Retired { data, .. } => port.status(*index) == u64::from(*data),
+            Slot::InFlight { .. } | Slot::Over { .. } | Slot::Lost { .. } => false,
+        });
+        free.count()
     }
 
     #[cfg(test)]

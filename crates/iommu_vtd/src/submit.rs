@@ -6,7 +6,6 @@
 use arrayvec::ArrayVec;
 
 use crate::command::RegisterForm;
-use crate::counters::add;
 use crate::queue::{Ended, PIECE, QueueMemory, Refused, Ticket};
 use crate::spec::descriptor::Descriptor;
 use crate::spec::registers::{
@@ -124,15 +123,11 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Submitter<'_, P, R, L> {
         }
         let deadline = unit.deadline();
         loop {
-            let submitted = unit.locked(|state| {
-                let ticket = state.queue.submit(&unit.port(memory), &self.buffer)?;
-                state.counters.merge(&self.counted);
-                add(&mut state.counters.waits, 1);
-                add(&mut state.counters.tail_writes, 1);
-                Ok(ticket)
-            });
+            let submitted =
+                unit.locked(|state| state.queue.submit(&unit.port(memory), &self.buffer));
             match submitted {
                 Ok(ticket) => {
+                    unit.told.add(&Counters { waits: 1, tail_writes: 1, ..self.counted });
                     self.started.tickets.push(ticket);
                     break;
                 }
@@ -141,7 +136,7 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Submitter<'_, P, R, L> {
                     break;
                 }
                 Err(Refused::Full) if unit.platform.now_us() > deadline => {
-                    unit.locked(|state| add(&mut state.counters.expired, 1));
+                    unit.told.add(&Counters { expired: 1, ..Counters::NONE });
                     self.note(Err(CommandError::Deadline));
                     break;
                 }
@@ -196,7 +191,10 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
             let mut submitter = self.open();
             fill(&mut submitter);
             match self.finish(submitter.close()) {
-                Err(CommandError::DeviceTimeOut) if left > 0 => left -= 1,
+                Err(CommandError::DeviceTimeOut) if left > 0 => {
+                    left -= 1;
+                    self.told.add(&Counters { retried: 1, ..Counters::NONE });
+                }
                 end => return end,
             }
         }
@@ -226,7 +224,7 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
         match self.locked(|state| state.queue.expire(&port, ticket)) {
             Some(end) => self.settle(end),
             None => {
-                self.locked(|state| add(&mut state.counters.expired, 1));
+                self.told.add(&Counters { expired: 1, ..Counters::NONE });
                 Err(CommandError::Deadline)
             }
         }
@@ -234,25 +232,23 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
 
     fn settle(&self, end: Result<(), Ended>) -> Result<(), CommandError> {
         let Err(how) = end else { return Ok(()) };
-        self.locked(|state| match how {
-            Ended::Aborted => add(&mut state.counters.aborted, 1),
-            Ended::Failed => add(&mut state.counters.refused, 1),
-        });
-        Err(match how {
-            Ended::Aborted => CommandError::DeviceTimeOut,
-            Ended::Failed => CommandError::Refused,
-        })
+        let (counted, error) = match how {
+            Ended::Aborted => {
+                (Counters { aborted: 1, ..Counters::NONE }, CommandError::DeviceTimeOut)
+            }
+            Ended::Failed => (Counters { refused: 1, ..Counters::NONE }, CommandError::Refused),
+        };
+        self.told.add(&counted);
+        Err(error)
     }
 
     /// Any waiter may find an error bit first: it settles all submissions concerned.
     fn look_for_errors(&self, memory: &QueueMemory) {
         if self.registers.read32(FSTS) & fault_status::INVALIDATION != 0 {
             let port = self.port(memory);
-            self.locked(|state| {
-                let rewritten = state.queue.recover(&port);
-                add(&mut state.counters.waits, rewritten.waits);
-                add(&mut state.counters.tail_writes, rewritten.tails);
-            });
+            let rewritten = self.locked(|state| state.queue.recover(&port));
+            let (waits, tail_writes) = (rewritten.waits, rewritten.tails);
+            self.told.add(&Counters { waits, tail_writes, ..Counters::NONE });
         }
     }
 
@@ -262,7 +258,7 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
         loop {
             match self.execute_as_is(command) {
                 Err(CommandError::Refused) => {
-                    self.locked(|state| add(&mut state.counters.refused, 1));
+                    self.told.add(&Counters { refused: 1, ..Counters::NONE });
                     command = command.wider().ok_or(CommandError::Refused)?;
                 }
                 end => return end,
@@ -297,7 +293,7 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
         self.release(done);
         match (done, performed) {
             (false, _) => {
-                self.locked(|state| add(&mut state.counters.expired, 1));
+                self.told.add(&Counters { expired: 1, ..Counters::NONE });
                 Err(CommandError::Deadline)
             }
             (true, 0) => Err(CommandError::Refused),
@@ -336,10 +332,9 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
         if read() & (busy | asked) != 0 {
             return (false, 0);
         }
-        self.locked(|state| {
-            state.counters.count(command);
-            add(&mut state.counters.register_commands, 1);
-        });
+        let mut counted = Counters { register_commands: 1, ..Counters::NONE };
+        counted.count(command);
+        self.told.add(&counted);
         self.registers.write64(register, value);
         let done = self.poll(|| read() & busy == 0);
         let result = read();
@@ -350,7 +345,7 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
     /// invalidation does it on the way (6.8).
     pub(crate) fn flush_write_buffers(&self) -> Result<(), CommandError> {
         let result = self.pulse_global(global::WRITE_BUFFER, 0);
-        self.locked(|state| add(&mut state.counters.write_buffer_flushes, 1));
+        self.told.add(&Counters { write_buffer_flushes: 1, ..Counters::NONE });
         result.map_err(|_| CommandError::Deadline)
     }
 

@@ -7,6 +7,7 @@ use arrayvec::ArrayVec;
 use flush::{DomainId, Mfn};
 use stage2::TableMemory;
 
+use crate::counters::Told;
 use crate::queue::{Port, Queue, QueueMemory};
 use crate::spec::registers::{
     CAP, Capabilities, ECAP, ExtendedCapabilities, FECTL, FECTL_MASK, FSTS, GCMD, GSTS, IQA, IQT,
@@ -38,7 +39,6 @@ pub struct UnitState {
     pub(crate) root: Option<Mfn>,
     pub(crate) translating: bool,
     pub(crate) gone: ArrayVec<SourceId, GONE>,
-    pub(crate) counters: Counters,
 }
 
 impl UnitState {
@@ -52,7 +52,6 @@ impl UnitState {
             root: None,
             translating: false,
             gone: ArrayVec::new_const(),
-            counters: Counters::NONE,
         }
     }
 }
@@ -105,6 +104,8 @@ pub struct Unit<P, R, L> {
     extended: ExtendedCapabilities,
     pub(crate) queue: Option<QueueMemory>,
     pub(crate) timeout_us: u64,
+    /// What it was told, for [`counters`](Self::counters).
+    pub(crate) told: Told,
 }
 
 impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
@@ -114,7 +115,8 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
         let extended = ExtendedCapabilities::new(registers.read64(ECAP));
         let queue = config.queue.filter(|_| extended.queue());
         let timeout_us = config.timeout_us;
-        Self { platform, registers, state, capabilities, extended, queue, timeout_us }
+        let told = Told::new();
+        Self { platform, registers, state, capabilities, extended, queue, timeout_us, told }
     }
 
     /// What the unit can do.
@@ -138,9 +140,10 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
         !self.extended.coherent()
     }
 
-    /// What the unit was told to do so far.
+    /// What the unit was told to do so far. It takes no lock, so that what another CPU is
+    /// doing at the moment may be counted in part.
     pub fn counters(&self) -> Counters {
-        self.locked(|state| state.counters)
+        self.told.read()
     }
 
     /// The domain whose translations are cached under `tag`.

@@ -8,12 +8,12 @@ use std::{
 };
 
 use flush::{
-    DomainId, Failure, Flush, Gfn, Hardware, Iotlb, Mfn, Released, Skipped, TablePage, Tlb,
+    Account, DomainId, Failure, Flush, Gfn, Hardware, Iotlb, Mfn, Released, Skipped, TablePage, Tlb,
 };
 use gnttab::{
     Action, BATCH, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
     GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
-    PageError, PageReference, Pin, Removed, Rights, VcpuId,
+    PageError, PageReference, Pin, RETRIES, Removed, Rights, VcpuId, Verdict,
 };
 use p2m::PageKind;
 use stage2::Access;
@@ -46,6 +46,12 @@ pub struct Faults {
     pub preempt: Cell<bool>,
     /// Policy forbids this.
     pub denied: Cell<Option<Action>>,
+    /// What is said of a flush that failed.
+    pub verdict: Cell<Option<Verdict>>,
+    /// How often that was asked for.
+    pub judged: Cell<u32>,
+    /// What flushes of all calls came to.
+    pub account: Account,
     /// What the caller was crashed for.
     pub crashes: RefCell<Vec<Crash>>,
 }
@@ -311,7 +317,17 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
         Hardware { tlb: &self.tlb, iotlb: &self.iotlb }
     }
 
+    fn judge(&self, _: &FlushFailure<Self>, retries: u32) -> Verdict {
+        self.faults.judged.set(self.faults.judged.get() + 1);
+        let verdict = self.faults.verdict.get().unwrap_or(Verdict::Quarantine);
+        if verdict == Verdict::Retry && retries < RETRIES {
+            self.faults.account.retried();
+        }
+        verdict
+    }
+
     fn on_flush_failure(&self, failure: FlushFailure<Self>) {
+        self.faults.account.kept(failure.held.len());
         self.failed.borrow_mut().push(failure);
     }
 }

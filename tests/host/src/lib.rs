@@ -19,6 +19,7 @@ mod plain;
 mod plants;
 pub mod simulate;
 pub mod sparse;
+pub mod stats;
 mod storage;
 pub mod teardown;
 pub mod unmaps;

@@ -14,7 +14,7 @@ use std::{
 };
 
 use flush::{
-    CpuSet, DomainId, Gfn, Mfn,
+    CpuSet, DomainId, Gfn, Metered, Mfn,
     plan::{self, Planner},
 };
 use gnttab::{Call, Domain, GuestAddress, Outcome, VcpuId, give_out};
@@ -113,7 +113,9 @@ type ModelDma<'w> =
     DmaFlush<'w, crate::Memory<ModelRam>, Registers, Locked<UnitState>, Locked<Members>>;
 type ModelTlb<'w> = TlbFlush<'w, World, Local<'w>>;
 /// A guest of a [`World`] in a hypercall.
-pub type ModelCaller<'w> = Caller<'w, ModelRam, Lying<ModelTlb<'w>>, Lying<ModelDma<'w>>>;
+pub type ModelCaller<'w> = Caller<'w, ModelRam, CountedTlb<'w>, CountedDma<'w>>;
+type CountedTlb<'w> = Metered<'w, Lying<ModelTlb<'w>>>;
+type CountedDma<'w> = Metered<'w, Lying<ModelDma<'w>>>;
 
 /// Makes one CPU forget one guest.
 #[derive(Debug)]
@@ -139,7 +141,7 @@ impl Invalidate for Local<'_> {
 }
 
 /// A batch of a [`World`] whose flush failed.
-pub type ModelFailed<'w> = crate::caller::Failed<Lying<ModelTlb<'w>>, Lying<ModelDma<'w>>>;
+pub type ModelFailed<'w> = crate::caller::Failed<CountedTlb<'w>, CountedDma<'w>>;
 
 /// How many flushes calls asked for, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -378,15 +380,21 @@ impl World {
                 hypervisor: &self.hypervisor,
                 guest,
                 vcpu: VcpuId(0),
-                tlb: Lying::new(tlb, tlb_lie),
-                iotlb: Lying::new(dma, iotlb_lie),
+                tlb: Metered::new(Lying::new(tlb, tlb_lie), &self.faults.account.tlb),
+                iotlb: Metered::new(Lying::new(dma, iotlb_lie), &self.faults.account.iotlb),
                 faults: &self.faults,
                 ended: &|mfn| self.note_end(guest, mfn),
                 copying: &|| self.copying(),
                 failed: &failed,
             };
             let outcome = f(&caller);
-            (outcome, Flushes { tlb: caller.tlb.requests(), iotlb: caller.iotlb.requests() })
+            (
+                outcome,
+                Flushes {
+                    tlb: caller.tlb.hardware().requests(),
+                    iotlb: caller.iotlb.hardware().requests(),
+                },
+            )
         };
         Ended { outcome, flushes, failed: failed.into_inner() }
     }
@@ -445,6 +453,7 @@ impl World {
         let mut left = Vec::new();
         for mut failure in failed {
             let mut error = None;
+            let pages = failure.held.len();
             self.call_as(id, |caller| {
                 match failure.held.retry(&caller.hardware()) {
                     Ok(flushed) => give_out(caller, flushed),
@@ -455,6 +464,8 @@ impl World {
             if let Some(error) = error {
                 failure.error = error;
                 left.push(failure);
+            } else {
+                self.faults.account.released(pages);
             }
         }
         left

@@ -221,7 +221,7 @@ impl Cpu {
             }
         };
         let (order, mut leaf) = found;
-        if root.accessed_dirty {
+        if root.accessed_dirty && self.lie != Some(CpuLie::CacheUnmarked) {
             outcome.mark(&world.ram, root.format, access == Access::Write);
             leaf.dirty |= access == Access::Write;
         }

@@ -64,6 +64,8 @@ pub enum CpuLie {
     KeepWalks,
     /// Interrupts are acknowledged while the guest goes on running.
     KeepRunning,
+    /// Translations are cached without a mark in the tables, though marks are enabled.
+    CacheUnmarked,
 }
 
 /// Something the code under test must not do to hardware or memory, apart from staleness.

@@ -4,6 +4,7 @@
 
 use crate::cache::{Leaf, LeafKey, Origin, Pointer, Source, Walks, block_of, table_order};
 use crate::decode::{Decoded, accessed_dirty, decode};
+use crate::failure::CpuLie;
 use crate::machine::State;
 use crate::ram::Ram;
 use crate::types::{Op, Rights};
@@ -19,6 +20,8 @@ struct Reachable {
     leaves: Vec<(LeafKey, Leaf)>,
     /// Tables read, and the first input page of each.
     tables: Vec<(u64, Visited)>,
+    /// Addresses of the entries used.
+    entries: Vec<u64>,
 }
 
 impl State {
@@ -41,6 +44,15 @@ impl State {
             return;
         };
         let reachable = explore(&walk, &world.ram, &cpu.walks, root.tag, world.now());
+        // Nothing is cached that is not marked, whether a program asked for it or not.
+        if root.accessed_dirty
+            && cpu.lie != Some(CpuLie::CacheUnmarked)
+            && let Some((accessed, _)) = accessed_dirty(root.format)
+        {
+            for entry in &reachable.entries {
+                world.ram.hardware_or(*entry, accessed);
+            }
+        }
         for (page, visited) in &reachable.tables {
             let visited = std::slice::from_ref(visited);
             cpu.learn(world, number, root.tag, *page, walk.top(), visited);
@@ -85,7 +97,7 @@ impl State {
 }
 
 fn explore(walk: &Walk, ram: &Ram, walks: &Walks, tag: u64, now: Op) -> Reachable {
-    let mut reachable = Reachable { leaves: Vec::new(), tables: Vec::new() };
+    let mut reachable = Reachable { leaves: Vec::new(), tables: Vec::new(), entries: Vec::new() };
     let root = Pointer { table: Some(walk.root), rights: Rights::ALL, origin: walk.root_origin };
     // Cached pointers first: for its span the hardware believes one rather than the table above it.
     let mut known: BTreeSet<(u8, u64)> = BTreeSet::new();
@@ -131,7 +143,11 @@ fn explore(walk: &Walk, ram: &Ram, walks: &Walks, tag: u64, now: Op) -> Reachabl
                 condemned: pointer.origin.condemned,
                 path,
             };
-            match decode(walk.format, walk.limits, level, raw) {
+            let decoded = decode(walk.format, walk.limits, level, raw);
+            if matches!(decoded, Decoded::Table { .. } | Decoded::Leaf { .. }) {
+                reachable.entries.push(entry);
+            }
+            match decoded {
                 Decoded::NotPresent | Decoded::Reserved => {}
                 Decoded::Table { frame, rights } => open.push((
                     below,

@@ -69,7 +69,9 @@ impl World {
         self.counters.operations = self.counters.operations.saturating_add(1);
         let of_kind = self.by_kind.entry(kind).or_default();
         *of_kind = of_kind.saturating_add(1);
-        self.failures.remove(&self.counters.operations)
+        let failure = self.failures.remove(&self.counters.operations)?;
+        let in_queue = matches!(kind, OperationKind::Command | OperationKind::Wait);
+        (in_queue || failure != Failure::CompletionError).then_some(failure)
     }
 
     pub(crate) fn operations_of(&self, kind: OperationKind) -> u64 {

@@ -34,6 +34,22 @@ impl Figures {
         self.leaves.saturating_sub(self.flushes)
     }
 
+    /// One flush of all that is on record in `cover`, before anything is known of the
+    /// commands it takes.
+    #[must_use]
+    pub fn recorded(cover: &Cover) -> Self {
+        let leaves = cover.runs().map(|(run, order)| {
+            run.pages().div_ceil(1_u64.checked_shl(order.into()).unwrap_or(u64::MAX))
+        });
+        let pages = cover.runs().map(|(run, _)| run.pages());
+        Self {
+            flushes: 1,
+            leaves: leaves.fold(0, u64::saturating_add),
+            pages_changed: pages.fold(0, u64::saturating_add),
+            ..Self::default()
+        }
+    }
+
     /// Both together.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
@@ -60,18 +76,12 @@ impl Plan {
             Self::Blocks(blocks) => (0, named(blocks)),
             Self::Domain | Self::Global => (1, 0),
         };
-        let leaves = cover.runs().map(|(run, order)| {
-            run.pages().div_ceil(1_u64.checked_shl(order.into()).unwrap_or(u64::MAX))
-        });
-        let pages = cover.runs().map(|(run, _)| run.pages());
         Figures {
-            flushes: 1,
-            leaves: leaves.fold(0, u64::saturating_add),
             commands: self.commands() as u64,
             wide_commands: wide,
             waits: self.submissions() as u64,
-            pages_changed: pages.fold(0, u64::saturating_add),
             pages_flushed,
+            ..Figures::recorded(cover)
         }
     }
 }

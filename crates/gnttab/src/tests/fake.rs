@@ -189,6 +189,14 @@ pub(super) struct World {
     /// Flushes waited for: CPU, device; and the wait that fails, counting both.
     pub(super) flushes: Cell<(usize, usize)>,
     pub(super) flush_fails: Cell<Option<usize>>,
+    /// How many flushes from that one on fail.
+    pub(super) failures: Cell<usize>,
+    /// What is said of failed flushes.
+    pub(super) verdict: Cell<Verdict>,
+    /// What was judged: the pages, and how often it had been tried again.
+    pub(super) judged: RefCell<Vec<(usize, u32)>>,
+    /// And which kinds had failed: CPUs, devices.
+    pub(super) failed_kinds: RefCell<Vec<(bool, bool)>>,
     pub(super) covers: RefCell<Vec<Cover>>,
     pub(super) crashes: RefCell<Vec<Crash>>,
     pub(super) held: RefCell<Vec<Held<Pin, BATCH>>>,
@@ -198,6 +206,8 @@ pub(super) struct World {
     pub(super) busy_during_flush: RefCell<Vec<(DomainId, u32, u16)>>,
     /// Runs in the middle of each removal, as another vCPU would.
     pub(super) during_policy: RefCell<Option<OtherVcpu>>,
+    /// Runs before an insertion changes anything, once.
+    pub(super) during_insert: RefCell<Option<OtherVcpu>>,
 }
 
 impl World {
@@ -235,12 +245,17 @@ impl World {
             write_fault: Cell::new(None),
             flushes: Cell::new((0, 0)),
             flush_fails: Cell::new(None),
+            failures: Cell::new(1),
+            verdict: Cell::new(Verdict::Quarantine),
+            judged: RefCell::default(),
+            failed_kinds: RefCell::default(),
             covers: RefCell::default(),
             crashes: RefCell::default(),
             held: RefCell::default(),
             unflushed: Cell::new(0),
             busy_during_flush: RefCell::default(),
             during_policy: RefCell::new(None),
+            during_insert: RefCell::new(None),
         };
         for domain in [CALLER, GRANTER, OTHER] {
             let table = GrantTable::new(domain, Grants::default(), 1, 4).unwrap();
@@ -370,6 +385,15 @@ impl World {
     #[track_caller]
     pub(super) fn map_one(&self, request: MapGrantRef) -> MapGrantRef {
         self.map(&[request])[0]
+    }
+
+    /// As another vCPU maps one, with its array somewhere else.
+    #[track_caller]
+    pub(super) fn map_at(&self, address: u64, request: MapGrantRef) -> MapGrantRef {
+        self.write(address, &[request]);
+        let call = Call { command: 0, argument: GuestAddress(address), count: 1 };
+        assert_eq!(call.run(self), Outcome::Done);
+        self.read(address, 1)[0]
     }
 
     /// Maps references `0..count` of the granter, and writes the array that unmaps them.
@@ -513,7 +537,9 @@ impl<K: Kind> Flush<K> for World {
         assert_eq!(domain, CALLER);
         self.covers.borrow_mut().push(cover.clone());
         let (cpus, devices) = self.flushes.get();
-        let fails = self.flush_fails.get() == Some(cpus + devices);
+        let from = self.flush_fails.get();
+        let failures = self.failures.get();
+        let fails = from.is_some_and(|from| (from..from + failures).contains(&(cpus + devices)));
         self.flushes.set(if K::TLB { (cpus + 1, devices) } else { (cpus, devices + 1) });
         fails
     }
@@ -671,6 +697,9 @@ impl Domain for World {
         skipped: &mut Skipped<'id>,
     ) -> Result<Inserted<'id>, NotInserted<'id>> {
         self.no_locks();
+        if let Some(action) = self.during_insert.take() {
+            action(self);
+        }
         let gfn = mapping.gfn;
         let occupied = self.p2m.borrow().contains_key(&gfn.get());
         if self.insert_fails.get() || occupied {
@@ -718,6 +747,14 @@ impl Domain for World {
     }
     fn hardware(&self) -> Hardware<'_, Self, Self> {
         Hardware { tlb: self, iotlb: self }
+    }
+    fn judge(&self, failure: &FlushFailure<Self>, retries: u32) -> Verdict {
+        self.no_locks();
+        assert!(failure.error.tlb.is_some() || failure.error.iotlb.is_some());
+        self.judged.borrow_mut().push((failure.held.len(), retries));
+        let failed = (failure.error.tlb.is_some(), failure.error.iotlb.is_some());
+        self.failed_kinds.borrow_mut().push(failed);
+        self.verdict.get()
     }
     fn on_flush_failure(&self, failure: FlushFailure<Self>) {
         assert!(failure.error.tlb.is_some() || failure.error.iotlb.is_some());

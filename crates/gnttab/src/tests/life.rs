@@ -1,6 +1,6 @@
 //! Pages that move or are displaced, and domains that end.
 
-use std::vec::Vec;
+use std::{boxed::Box, vec::Vec};
 
 use super::fake::*;
 use crate::abi::MapGrantRef;
@@ -135,6 +135,49 @@ fn an_own_page_still_moves_after_a_map_of_it_failed() {
     let both = world.map(&[own(30, occupied), own(30, 0x9001)]);
     assert_eq!((both[0].status, both[1].status), (-1, 0));
     assert!(!world.ram.borrow().contains_key(&(CALLER, 30)), "the page is at two numbers");
+}
+
+/// Symptom: a domain's own page was at two numbers. Cause: while a first map of it was under
+/// way, and about to fail, another vCPU's map took the page for one that had moved, because it
+/// was pinned. Cure: a page that is pinned has moved when its insertion succeeded, not before;
+/// until then the other vCPU is asked to try again.
+#[test]
+fn an_own_page_has_not_moved_while_its_first_map_is_under_way() {
+    for fails in [false, true] {
+        let world = World::new();
+        world.grant(CALLER, 30, PERMIT, CALLER);
+        let page = World::page(CALLER, 30);
+        // The second time shows that what had moved is forgotten with its last mapping.
+        for _ in 0..2 {
+            let at_its_number = |world: &World| world.ram.borrow().contains_key(&(CALLER, 30));
+            *world.during_insert.borrow_mut() = Some(Box::new(move |world| {
+                let other = world.map_at(0x3000, own(30, 0x9001));
+                assert_eq!(other.status, -12, "{fails}");
+                world.insert_fails.set(fails);
+                // Nor once it has failed, as long as its pin waits for the flush.
+                let later: OtherVcpu = Box::new(|world| {
+                    world.insert_fails.set(false);
+                    assert_eq!(world.map_at(0x3000, own(30, 0x9001)).status, -12);
+                });
+                *world.during_write.borrow_mut() = Some(later).filter(|_| fails);
+            }));
+            let first = world.map_one(own(30, 0x9000));
+            assert_eq!(first.status, if fails { -1 } else { 0 });
+            world.insert_fails.set(false);
+            assert_eq!(at_its_number(&world), fails, "it is where it was, or has moved");
+            assert!(!world.p2m.borrow().contains_key(&0x9001));
+            // The other vCPU tries again.
+            let again = world.map_at(0x3000, own(30, 0x9001));
+            assert_eq!((again.status, at_its_number(&world)), (0, false), "{fails}");
+            let last: Vec<_> =
+                [first, again].iter().filter(|map| map.status == 0).map(unmap_of).collect();
+            assert!(world.unmap(&last).iter().all(|status| *status == 0));
+            world.assert_clean();
+            // The page has no number until it is given one.
+            assert_eq!(world.map_one(own(30, 0x9002)).status, -9, "{fails}");
+            world.ram.borrow_mut().insert((CALLER, 30), page);
+        }
+    }
 }
 
 /// Symptom: an element kept the status its guest had left there. Cause: the flush after a

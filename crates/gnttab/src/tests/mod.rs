@@ -11,3 +11,4 @@ mod no_iommu;
 mod statuses;
 mod swaps;
 mod tables;
+mod verdicts;

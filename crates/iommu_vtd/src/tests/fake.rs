@@ -226,6 +226,11 @@ impl Inner {
         self.pending.extend(waits);
     }
 
+    /// Goes to `index` of a ring that is idle there.
+    pub(crate) fn place(&mut self, index: u64) {
+        (self.head, self.tail) = (index, index);
+    }
+
     /// As after a reset that kept the tail register.
     pub(crate) fn forget_addresses(&mut self) {
         self.rtaddr = 0;

@@ -6,6 +6,7 @@ mod fake;
 mod faults;
 mod flushes;
 mod queue;
+mod ring;
 mod tables;
 
 use flush::{DomainId, Mfn};

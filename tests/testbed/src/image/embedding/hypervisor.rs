@@ -3,8 +3,10 @@
 use core::time::Duration;
 
 use arrayvec::ArrayVec;
-use flush::{Batch, CpuSet, DomainId, Flush, Gfn, Hardware, Held, Iotlb, Mfn, Released, Tlb};
-use gnttab::{BATCH, Domain, Pin, give_out};
+use flush::{
+    Batch, CpuSet, DomainId, Flush, Gfn, Hardware, Held, Iotlb, Mfn, Quarantine, Released, Tlb,
+};
+use gnttab::{BATCH, Domain, Pin, release};
 use iommu_vtd::{DmaFlush, Guarded, Members};
 use p2m::{AtNextEntry, Cpus, PageKind, TlbFlush};
 use testbed::failure::{Context, Failure};
@@ -59,13 +61,13 @@ pub(crate) struct Hypervisor {
     pub(crate) iommu: Iommu,
     guests: ArrayVec<Guest, GUESTS>,
     /// Batches whose flush failed, with every page they hold.
-    quarantine: Lock<ArrayVec<Held<Pin, BATCH>, FAILED>>,
+    quarantine: Lock<Quarantine<Pin, BATCH, FAILED>>,
 }
 
 impl Hypervisor {
     /// No domain yet.
     pub(crate) const fn new(iommu: Iommu) -> Self {
-        Self { iommu, guests: ArrayVec::new_const(), quarantine: Lock::new(ArrayVec::new_const()) }
+        Self { iommu, guests: ArrayVec::new_const(), quarantine: Lock::new(Quarantine::new()) }
     }
 
     /// Add a domain. All are added before the first hypercall.
@@ -167,31 +169,31 @@ impl Hypervisor {
     pub(crate) fn keep(&self, held: Held<Pin, BATCH>) {
         // If there is no room the batch is dropped: its pages are lost, and counted by
         // `flush::leaked_pages`, but nobody gets them.
-        self.quarantine.with(|failed| failed.try_push(held).ok());
+        self.quarantine.with(|quarantine| quarantine.keep(held).ok());
     }
 
     /// How many pages are in quarantine.
     pub(crate) fn quarantined(&self) -> usize {
-        self.quarantine.with(|failed| failed.iter().map(Held::len).sum())
+        self.quarantine.with(|quarantine| quarantine.pages())
     }
 
-    /// Flush again what is in quarantine for the domain of `caller`, and give out what
-    /// then is free. Returns how many batches are still there.
+    /// Flush once for all that is in quarantine for the domain of `caller`, and give out
+    /// what then is free. Returns how many batches are still there.
     pub(crate) fn retry<T: Flush<Tlb>, I: Flush<Iotlb>, W: Watcher>(
         &self,
         caller: &Caller<'_, T, I, W>,
     ) -> usize {
-        let failed = self.quarantine.with(core::mem::take);
-        for mut held in failed {
-            if held.domain() == caller.id()
-                && let Ok(flushed) = held.retry(&caller.hardware())
-            {
-                give_out(caller, flushed);
-                continue;
-            }
-            self.keep(held);
+        let id = caller.id();
+        // The lock is not held while the flush is waited for.
+        if let Some(owed) = self.quarantine.with(|quarantine| quarantine.owed(id)) {
+            let attempt = owed.flush(&caller.hardware());
+            self.quarantine.with(|quarantine| quarantine.settle(attempt.paid));
         }
-        self.quarantine.with(|failed| failed.len())
+        let next_page = || self.quarantine.with(|quarantine| quarantine.next_page(id));
+        let next_table = || self.quarantine.with(|quarantine| quarantine.next_table(id));
+        core::iter::from_fn(next_page).for_each(|pin| release(caller, pin));
+        core::iter::from_fn(next_table).for_each(|table| caller.put_table(table));
+        self.quarantine.with(|quarantine| quarantine.batches())
     }
 }
 
