@@ -63,7 +63,9 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
 
     /// Makes the requester's entry present, and known to hardware that caches absence.
     ///
-    /// The high half goes first: hardware looks at it only when the low half is present.
+    /// The high half goes first: hardware looks at it only when the low half is present. It
+    /// is never 0, so it also says whose the entry is, from before the first use until
+    /// nothing of it is cached any more.
     pub(crate) fn bind(
         &self,
         memory: &impl TableMemory,
@@ -72,10 +74,8 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
         let Binding { source, tag, root, levels, translation } = binding;
         let table = self.make_context_table(memory, source.bus())?;
         let index = 2 * usize::from(source.device_function());
-        if memory.read(table, index) & tables::PRESENT != 0 {
-            return Err(ContextError::Taken);
-        }
-        memory.swap(table, index + 1, tables::context_high(levels, tag.get()));
+        let high = tables::context_high(levels, tag.get());
+        memory.compare_exchange(table, index + 1, 0, high).map_err(|_| ContextError::Taken)?;
         memory.swap(table, index, tables::context_low(root, translation));
         if self.capabilities().caching_mode() {
             // The absent entry may be cached, under tag 0 (6.2.2).
@@ -101,8 +101,9 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
         tag: Tag,
     ) -> Result<(), CommandError> {
         let source = device.source;
-        if let Some(table) = self.context_table(memory, source.bus()) {
-            let index = 2 * usize::from(source.device_function());
+        let table = self.context_table(memory, source.bus());
+        let index = 2 * usize::from(source.device_function());
+        if let Some(table) = table {
             memory.swap(table, index, 0);
         }
         self.run(|submitter| {
@@ -117,6 +118,10 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>> Unit<P, R, L> {
                     Reach::Gone => {}
                 }
             }
-        })
+        })?;
+        if let Some(table) = table {
+            memory.swap(table, index + 1, 0);
+        }
+        Ok(())
     }
 }

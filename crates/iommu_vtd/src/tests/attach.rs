@@ -10,6 +10,8 @@ use flush::DomainId;
 /// The entry of function 0 of device 0: quadwords 0 and 1 of its bus's context table.
 const PRESENT_1: &str = "entry 0 = 0x5007001";
 const CLEARED: &str = "entry 0 = 0x0";
+/// After everything was forgotten: the entry is nobody's.
+const FREE: &str = "entry 1 = 0x0";
 
 #[test]
 fn a_first_attach_writes_the_high_half_first_and_needs_no_command() {
@@ -57,6 +59,7 @@ fn detaching_forgets_context_then_translations_by_the_old_tag_then_the_device() 
         "iotlb tag 1 wr",
         "device 0x0100 pending 4 page 0x0 order 52",
         "wait",
+        FREE,
     ]);
     assert_eq!((domain.tag(0), domain.devices(), units[0].owner(Tag::new(1))), (None, 0, None));
     let again = domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0).unwrap());
@@ -78,6 +81,7 @@ fn moving_a_device_goes_through_not_present_and_names_the_old_tag() {
         "context tag 1 device 0x0100",
         "iotlb tag 1 wr",
         "wait",
+        FREE,
         "entry 1 = 0x202",
         "entry 0 = 0x5009001",
     ]);
@@ -92,7 +96,8 @@ fn register_mode_detaches_with_the_same_commands() {
     domain.attach(&units, &fake, plain(1)).unwrap();
     fake.log();
     domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0).unwrap()).unwrap();
-    fake.expect(&[CLEARED, "register context tag 1 device 0x0100", "register iotlb tag 1 wr"]);
+    let commands = ["register context tag 1 device 0x0100", "register iotlb tag 1 wr"];
+    fake.expect(&[CLEARED, commands[0], commands[1], FREE]);
 }
 
 #[test]
@@ -126,9 +131,12 @@ fn a_detach_whose_flush_failed_keeps_member_and_tag_until_it_is_repeated() {
     other.attach(&units, &fake, plain(2)).unwrap();
     assert_eq!(other.tag(0), Some(Tag::new(2)));
     fake.set(|hardware| hardware.mood = Mood::Prompt);
-    assert_eq!(domain.attach(&units, &fake, plain(1)), Err(AttachError::Taken), "not before");
+    for taker in [&domain, &other] {
+        assert_eq!(taker.attach(&units, &fake, plain(1)), Err(AttachError::Taken), "not before");
+    }
     domain.detach(&units, &fake, 0, SourceId::at(1, 0, 0).unwrap()).unwrap();
     assert_eq!(units[0].owner(Tag::new(1)), None);
+    other.attach(&units, &fake, plain(1)).unwrap();
 }
 
 #[test]

@@ -473,6 +473,10 @@ impl TableMemory for Fake {
         let mut inner = self.inner();
         match inner.word(table.get(), index) {
             now if now == old => {
+                let root = inner.rtaddr >> 12;
+                if root != 0 && table.get() != root && table.get() < 0x1080 {
+                    inner.note(format!("entry {index} = {new:#x}"));
+                }
                 inner.words.insert((table.get(), index), new);
                 Ok(())
             }
