@@ -20,7 +20,7 @@ pub(crate) const FIRST: usize = 8;
 const BACKEND: u16 = 1;
 pub(crate) const FRONTEND: u16 = 2;
 /// The port that the backend joins: the first that is free.
-pub(crate) const PORT: u32 = 2;
+pub(crate) const PORT: u32 = 3;
 /// How long a page is watched, in turns of which each lets the other processors run.
 const PATIENCE: u32 = 16;
 

@@ -38,6 +38,7 @@ pub(crate) fn run(start: &Start) {
     assert_eq!(forced_cpuid(), 1, "the prefix for forced emulation");
     shared_info();
     parameters();
+    store(domain);
     events(domain);
     grants(domain);
     say!("probe: all is well");
@@ -79,6 +80,31 @@ fn parameters() {
     assert_eq!(ring[3080 / 4].load(Ordering::SeqCst), 4, "the console was not read");
     let entry = grants::show_table().min(0);
     assert_eq!((entry, grants::look(0)), (0, page << 32 | 1), "the console's grant");
+}
+
+/// Ask the store for this domain's number, and be told that the answer is there.
+fn store(domain: u16) {
+    const STORE_PAGE: u32 = 1;
+    const STORE_PORT: u32 = 2;
+    const READ: u32 = 2;
+    let (page, port) = (parameter(STORE_PAGE), parameter(STORE_PORT));
+    let (page, port) = (page.unwrap_or(0), port.unwrap_or(0) as u32);
+    assert_ne!(port, 0, "there is no store");
+    let ring = halves(page).expect("a page for the store");
+    // Type, request, transaction, length; then the name with its zero byte.
+    let name = [u32::from_le_bytes(*b"domi"), u32::from_le_bytes(*b"d\0\0\0")];
+    for (to, from) in ring.iter().zip([READ, 0, 0, 6].into_iter().chain(name)) {
+        to.store(from, Ordering::SeqCst);
+    }
+    // Put: 2052.
+    ring[2052 / 4].store(22, Ordering::SeqCst);
+    event_op(4, [port, 0, 0, 0, 0, 0]).expect("an event for the store");
+    let reply = |word: usize| ring[1024 / 4 + word].load(Ordering::SeqCst);
+    // One digit: the testbed has no more than ten domains.
+    assert_eq!((reply(0), reply(3)), (READ, 1), "a value of one byte");
+    assert_eq!(reply(4) & 0xff, u32::from(b'0') + u32::from(domain), "this domain's number");
+    assert_eq!(SHARED_INFO.words()[256].swap(0, Ordering::SeqCst), 1 << port, "the store's event");
+    assert_eq!(SHARED_INFO.words()[0].swap(0, Ordering::SeqCst) & 0xff, 1, "and says so");
 }
 
 fn events(domain: u16) {

@@ -2,8 +2,8 @@
 //!
 //! [`Events`] has the ports of all domains. A guest allocates a port for one other
 //! domain, which binds a port of its own to it; what either sends, the other gets as an
-//! [`Event`]. The first port of each domain leads to the hypervisor, which plays the
-//! console. A port number is below 32, so that its bit is in the first
+//! [`Event`]. The first two ports of each domain lead to the hypervisor, which plays the
+//! console and the store. A port number is below 32, so that its bit is in the first
 //! word of the shared information whatever the guest's width.
 
 use arrayvec::ArrayVec;
@@ -13,6 +13,8 @@ use super::{Domain, Errno, is_self};
 
 /// The port of the console.
 pub const CONSOLE_PORT: u32 = 1;
+/// The port of the store.
+pub const STORE_PORT: u32 = 2;
 /// Ports of one domain, port 0 among them, which is never one.
 const PORTS: usize = 32;
 /// Domains there is room for.
@@ -33,8 +35,8 @@ enum Port {
     },
     /// A virtual processor's own.
     Own,
-    /// The hypervisor's console.
-    Console,
+    /// The hypervisor's end of a ring.
+    Ring,
 }
 
 /// An event that somebody must be shown.
@@ -47,8 +49,8 @@ pub enum Event {
         /// Its port.
         port: u32,
     },
-    /// The hypervisor has one: the caller's console has output.
-    Console,
+    /// The hypervisor has one: the caller has put something into a ring.
+    Ring,
 }
 
 struct Owner {
@@ -74,13 +76,15 @@ impl Events {
         Self { owners: ArrayVec::new_const() }
     }
 
-    /// Add a domain with its port to the console.
+    /// Add a domain with its ports to the console and the store.
     ///
     /// Whether there was room for it.
     pub fn add(&mut self, domain: u16) -> bool {
         let mut ports = [Port::Free; PORTS];
-        if let Some(slot) = ports.get_mut(CONSOLE_PORT as usize) {
-            *slot = Port::Console;
+        for port in [CONSOLE_PORT, STORE_PORT] {
+            if let Some(slot) = ports.get_mut(port as usize) {
+                *slot = Port::Ring;
+            }
         }
         self.owners.try_push(Owner { domain, ports }).is_ok()
     }
@@ -125,7 +129,7 @@ impl Events {
     fn close(&mut self, domain: u16, port: u32) -> Result<(), Errno> {
         let slot = self.port(domain, port).ok_or(Errno::Invalid)?;
         match *slot {
-            Port::Free | Port::Console => Err(Errno::Invalid),
+            Port::Free | Port::Ring => Err(Errno::Invalid),
             Port::Waiting { .. } | Port::Own => {
                 *slot = Port::Free;
                 Ok(())
@@ -140,7 +144,7 @@ impl Events {
         }
     }
 
-    /// Free all ports of a domain but the console's.
+    /// Free all ports of a domain but those of its rings.
     fn reset(&mut self, domain: u16) {
         for port in 0..PORTS as u32 {
             // A port that is not in use is no error here.
@@ -155,7 +159,7 @@ impl Events {
             Port::Waiting { .. } => Ok(None),
             Port::Own => Ok(Some(Event::Domain { domain, port })),
             Port::Joined { domain, port } => Ok(Some(Event::Domain { domain, port })),
-            Port::Console => Ok(Some(Event::Console)),
+            Port::Ring => Ok(Some(Event::Ring)),
         }
     }
 
@@ -170,7 +174,7 @@ impl Events {
             Port::Waiting { domain } => (UNBOUND, domain, 0),
             Port::Joined { domain, port } => (INTERDOMAIN, domain, port),
             Port::Own => (IPI, 0, 0),
-            Port::Console => (INTERDOMAIN, 0, port),
+            Port::Ring => (INTERDOMAIN, 0, port),
         })
     }
 }
@@ -311,7 +315,7 @@ mod tests {
         let waiting = events.allocate_waiting(ID, OTHER).expect("room");
         assert_eq!(events.join(9, ID, waiting), Err(Errno::Invalid));
         assert_eq!(events.join(OTHER, 77, waiting), Err(Errno::NoSuchDomain));
-        for port in [0, CONSOLE_PORT, 31, 32, u32::MAX] {
+        for port in [0, CONSOLE_PORT, STORE_PORT, 31, 32, u32::MAX] {
             assert_eq!(events.join(OTHER, ID, port), Err(Errno::Invalid), "port {port}");
         }
     }
@@ -324,28 +328,32 @@ mod tests {
         while let Ok(port) = events.allocate_waiting(ID, OTHER) {
             ports.push(port);
         }
-        assert_eq!(ports, (2..32).collect::<std::vec::Vec<_>>());
+        assert_eq!(ports, (3..32).collect::<std::vec::Vec<_>>());
         events.reset(ID);
-        assert_eq!(events.allocate_waiting(ID, OTHER), Ok(2));
-        assert!(events.send(ID, CONSOLE_PORT).is_ok(), "the console's port stays");
+        assert_eq!(events.allocate_waiting(ID, OTHER), Ok(3));
+        for port in [CONSOLE_PORT, STORE_PORT] {
+            assert_eq!(events.send(ID, port), Ok(Some(Event::Ring)), "port {port} stays");
+        }
     }
 
     #[test]
-    fn a_guest_reaches_the_console_by_its_port() {
+    fn a_guest_reaches_the_console_and_the_store_by_their_ports() {
         let domain = Fake::new();
-        call(&domain, 4, &[CONSOLE_PORT], 0);
-        assert_eq!(*domain.told.borrow(), [Event::Console]);
-        for port in [0, 2, 32, u32::MAX] {
+        for port in [CONSOLE_PORT, STORE_PORT] {
+            call(&domain, 4, &[port], 0);
+            call(&domain, 3, &[port], -22);
+        }
+        assert_eq!(*domain.told.borrow(), [Event::Ring; 2]);
+        for port in [0, 3, 32, u32::MAX] {
             call(&domain, 4, &[port], -22);
         }
-        call(&domain, 3, &[CONSOLE_PORT], -22);
     }
 
     #[test]
     fn the_commands_read_and_write_the_fields_they_should() {
         let domain = Fake::new();
         let [_, port, ..] = call(&domain, 6, &[SELF | u32::from(OTHER) << 16, 99], 0);
-        assert_eq!(port, 2);
+        assert_eq!(port, 3);
         let [.., state, _, remote, _] = call(&domain, 5, &[SELF, port, 99, 99, 99, 99], 0);
         assert_eq!((state, remote), (1, u32::from(OTHER)));
         let theirs = domain.with_events(|events| events.join(OTHER, ID, port)).expect("it waits");
@@ -354,14 +362,14 @@ mod tests {
         let waiting = domain.with_events(|events| events.allocate_waiting(OTHER, ID));
         let waiting = waiting.expect("room");
         let [_, _, joined, ..] = call(&domain, 0, &[OTHER.into(), waiting, 99], 0);
-        assert_eq!(joined, 3);
+        assert_eq!(joined, 4);
         let [_, ipi, ..] = call(&domain, 7, &[1, 99], 0);
         let [_, _, virq, ..] = call(&domain, 1, &[0, 1, 99], 0);
-        assert_eq!((ipi, virq), (4, 5));
+        assert_eq!((ipi, virq), (5, 6));
         call(&domain, 7, &[2, 99], -2);
         call(&domain, 8, &[ipi, 1], 0);
         call(&domain, 9, &[ipi], 0);
-        call(&domain, 9, &[6], -22);
+        call(&domain, 9, &[7], -22);
         call(&domain, 6, &[OTHER.into(), 0], -1);
         call(&domain, 10, &[SELF], 0);
         call(&domain, 9, &[ipi], -22);

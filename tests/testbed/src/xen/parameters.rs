@@ -1,8 +1,7 @@
 //! `hvm_op`: the parameters of a domain.
 //!
-//! A [`Parameters`] tells a guest where its console is. There is a page for a store and no
-//! port, which tells the guest that there is none; one that asks all the same gets an
-//! answer. What a guest writes is kept, where it may write.
+//! A [`Parameters`] tells a guest where its console and its store are, by page and port.
+//! A guest takes port 0 for none. What a guest writes is kept, where it may write.
 
 use super::view::View;
 use super::{Domain, Errno, events, is_self};
@@ -30,11 +29,12 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Those of a domain with a console, at the pages of [`start_info`].
+    /// Those of a domain with a console and a store, at the pages of [`start_info`].
     #[must_use]
     pub const fn new() -> Self {
         let mut values = [0; COUNT];
         values[STORE_PFN] = start_info::STORE_PAGE;
+        values[STORE_EVTCHN] = events::STORE_PORT as u64;
         values[CONSOLE_PFN] = start_info::CONSOLE_PAGE;
         values[CONSOLE_EVTCHN] = events::CONSOLE_PORT as u64;
         Self { values }
@@ -111,10 +111,10 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_is_told_where_its_console_is() {
+    fn a_domain_is_told_where_its_console_and_its_store_are() {
         let domain = Fake::new();
         let get = |index| call(&domain, 1, 0x7ff0, index, 99, 0);
-        assert_eq!([1, 2, 17, 18].map(get), [0xfeffc, 0, 0xfefff, 1]);
+        assert_eq!([1, 2, 17, 18].map(get), [0xfeffc, 2, 0xfefff, 1]);
     }
 
     #[test]

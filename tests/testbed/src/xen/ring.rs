@@ -2,8 +2,8 @@
 //!
 //! A page is shared with a guest, which may write anything to it at any moment. [`drain`]
 //! takes what the guest has put into its console. [`answer`] answers each request to the
-//! store: it knows the guest's own number, and has nothing else of any name. Counters run on past a ring's size and start
-//! again at zero, so they are subtracted modulo 2^32.
+//! store: it knows the guest's own number, and has nothing else of any name. Counters run
+//! on past a ring's size and start again at zero, so they are subtracted modulo 2^32.
 //!
 //! Source: Xen's public headers `io/console.h` and `io/xs_wire.h`.
 
@@ -98,20 +98,22 @@ pub fn drain(page: &Page, mut show: impl FnMut(&[u8])) {
     set_counter(page, OUTPUT_TAKEN, put);
 }
 
-/// Answer all requests of `domain` to the store.
+/// Answer all requests of `domain` to the store; whether there were any.
 ///
 /// A request that is not whole yet waits for its rest, and one whose reply finds no room
 /// for the guest to read replies.
-pub fn answer(page: &Page, domain: u16) {
+#[must_use = "the guest waits to be told of a reply"]
+pub fn answer(page: &Page, domain: u16) -> bool {
     let mut number: ArrayString<8> = ArrayString::new();
     // Five digits fit.
     write!(number, "{domain}").ok();
+    let mut answered = false;
     // Each turn takes a request of at least 16 bytes from a ring of 1024.
     for _ in 0..STORE_BYTES / MESSAGE {
         let taken = counter(page, REQUESTS_TAKEN);
         let waiting = counter(page, REQUESTS_PUT).wrapping_sub(taken);
         if !(MESSAGE..=STORE_BYTES).contains(&waiting) {
-            return;
+            break;
         }
         let field = |offset: u32| {
             let bytes = [0, 1, 2, 3].map(|index: u32| {
@@ -133,7 +135,7 @@ pub fn answer(page: &Page, domain: u16) {
         let needed = MESSAGE + body.len() as u32;
         let room = STORE_BYTES.checked_sub(used).is_some_and(|room| room >= needed);
         if whole > waiting || !room {
-            return;
+            break;
         }
         let head = [kind, request, transaction, body.len() as u32];
         let reply = head.into_iter().flat_map(u32::to_le_bytes).chain(body.iter().copied());
@@ -144,7 +146,9 @@ pub fn answer(page: &Page, domain: u16) {
         fence(Ordering::SeqCst);
         set_counter(page, REPLIES_PUT, put);
         set_counter(page, REQUESTS_TAKEN, taken.wrapping_add(whole));
+        answered = true;
     }
+    answered
 }
 
 #[cfg(test)]
@@ -206,8 +210,8 @@ mod tests {
         for round in 0..100 {
             ask(&page, 2 * round, b"vm\0");
             ask(&page, 2 * round + 1, b"domid/\0");
-            answer(&page, 57);
-            answer(&page, 57);
+            assert!(answer(&page, 57), "there is something to tell");
+            assert!(!answer(&page, 57), "nothing is told twice");
             for request in [2 * round, 2 * round + 1] {
                 let reply: Vec<u8> = (0..23)
                     .map(|index| byte(&page, place(REPLIES, read + index, STORE_BYTES)))
@@ -225,7 +229,7 @@ mod tests {
     fn a_guest_is_told_its_own_number() {
         let page = page();
         ask(&page, 3, b"domid\0");
-        answer(&page, 57);
+        assert!(answer(&page, 57));
         let reply: Vec<u8> = (0..18).map(|at| byte(&page, REPLIES + at)).collect();
         assert_eq!((reply[0], reply[4], reply[12], &reply[16..]), (2, 3, 2, b"57".as_slice()));
         assert_eq!(counter(&page, REPLIES_PUT), 18);
@@ -237,14 +241,14 @@ mod tests {
         let replies = || counter(&page, REPLIES_PUT);
         ask(&page, 1, b"abc");
         set_counter(&page, REQUESTS_PUT, 18);
-        answer(&page, 57);
+        assert!(!answer(&page, 57));
         assert_eq!(replies(), 0);
         set_counter(&page, REQUESTS_PUT, 19);
         set_counter(&page, REPLIES_PUT, 1002);
-        answer(&page, 57);
+        assert!(!answer(&page, 57));
         assert_eq!(replies(), 1002);
         set_counter(&page, REPLIES_TAKEN, 1);
-        answer(&page, 57);
+        assert!(answer(&page, 57));
         assert_eq!(replies(), 1025);
     }
 
@@ -260,7 +264,8 @@ mod tests {
             }
             let taken = counter(&page, REQUESTS_TAKEN);
             set_counter(&page, REQUESTS_PUT, taken.wrapping_add(put % 1025));
-            answer(&page, 57);
+            let first = answer(&page, 57);
+            prop_assert!(!first || counter(&page, REQUESTS_TAKEN) != taken);
             prop_assert!(drained(&page).len() <= 2048);
         }
     }

@@ -185,7 +185,8 @@ impl Interface for Call<'_, '_> {
 
     fn notify(&self, event: Event) {
         match event {
-            Event::Console => self.domain.serve_rings(),
+            Event::Ring if self.domain.serve_rings() => self.house.wake_all(),
+            Event::Ring => {}
             Event::Domain { domain, port } => self.house.notify(domain, port),
         }
     }

@@ -6,6 +6,7 @@ use arrayvec::ArrayVec;
 use flush::{Gfn, Mfn};
 use iommu_vtd::Guarded;
 use testbed::failure::Failure;
+use testbed::xen::events::STORE_PORT;
 use testbed::xen::parameters::Parameters;
 use testbed::xen::ports::{Console, Source};
 use testbed::xen::{Context, Errno, Shutdown, Width, ring, shared_info};
@@ -138,11 +139,11 @@ impl<'h> Domain<'h> {
         }
     }
 
-    /// Take what the guest has put into its rings.
-    pub(super) fn serve_rings(&self) {
+    /// Take what the guest has put into its rings; whether it has to be told of a reply.
+    pub(super) fn serve_rings(&self) -> bool {
         let Rings { console, store } = self.rings;
         ring::drain(words(console), |text| self.print(Source::Ring, text));
-        ring::answer(words(store), self.id());
+        ring::answer(words(store), self.id()) && self.raise(STORE_PORT)
     }
 
     /// Make an event pending; whether the guest has to be told.

@@ -179,7 +179,9 @@ fn hypercall(house: &House<'_>, domain: &Domain<'_>, context: &mut Context) -> N
     };
     // What the guest has put into its rings is taken whenever it comes by: some guests wait
     // for that and only yield.
-    domain.serve_rings();
+    if domain.serve_rings() {
+        house.wake_all();
+    }
     let (value, next) = match answer {
         Answer::Value(value) => (value, Next::GoOn),
         Answer::Yield => (0, Next::GiveWay),
