@@ -145,8 +145,20 @@ fn grants(domain: u16) {
     let read = words(WINDOW.gfn()).map(|words| words[5].load(Ordering::SeqCst));
     assert_eq!(read, Some(u64::MAX), "the window after the unmap");
     read_only(domain);
+    nothing_of_the_first_domain(domain);
     assert_eq!(grants::set_version(2), 0, "version 2");
     assert_eq!(grants::set_version(1), 0, "version 1 again");
+}
+
+/// The first domain is there, and grants nothing to others.
+fn nothing_of_the_first_domain(domain: u16) {
+    const GENERAL_ERROR: i16 = -1;
+    if domain == 0 {
+        return;
+    }
+    let address = arch::address_of(&WINDOW);
+    let mut map = [Map { address, flags: grants::HOST_MAP, reference: 8, ..Map::default() }];
+    assert_eq!((grants::map(&mut map), map[0].status), (0, GENERAL_ERROR), "not granted");
 }
 
 /// A page that may only be read: the hypervisor does not write it for this guest either.

@@ -75,6 +75,9 @@ pub(super) fn alone(machine: &Machine) -> Result<Shutdown, Failure> {
     let initial = line.number("initial", 0)? != 0;
     let id = DomainId::new(if initial { 0 } else { 1 });
     hypervisor.add(Guest::new(id, Layout::Separate)?)?;
+    if !initial {
+        add_first(&mut hypervisor)?;
+    }
     run(machine, &hypervisor, id, line.for_guest(), initial)
 }
 
@@ -151,6 +154,7 @@ fn two(machine: &Machine) -> Result<(), Failure> {
 /// Guests that end otherwise. What one does is nothing to the next.
 fn ends(machine: &Machine) -> Result<(), Failure> {
     let mut hypervisor = bring_up(machine)?;
+    add_first(&mut hypervisor)?;
     let ends = [
         ("role=probe end=reboot", Shutdown::Reboot),
         ("role=probe end=triple", Shutdown::Crash),
@@ -169,6 +173,7 @@ fn ends(machine: &Machine) -> Result<(), Failure> {
 /// Guests that ask for anything, which may end them; then one that must get all it wants.
 fn scribblers(machine: &Machine) -> Result<(), Failure> {
     let mut hypervisor = bring_up(machine)?;
+    add_first(&mut hypervisor)?;
     for number in 1..=3 {
         hypervisor.add(Guest::new(DomainId::new(number), Layout::Separate)?)?;
     }
@@ -179,6 +184,11 @@ fn scribblers(machine: &Machine) -> Result<(), Failure> {
     let how = run(machine, &hypervisor, DomainId::new(3), "role=probe", false)?;
     ensure!(how == Shutdown::PowerOff, "the guest after them ended as {how:?}");
     Ok(())
+}
+
+/// The first domain, which every other may expect to exist. This one grants nothing.
+fn add_first(hypervisor: &mut Hypervisor) -> Result<(), Failure> {
+    hypervisor.add(Guest::new(DomainId::new(0), Layout::Separate)?)
 }
 
 fn bring_up(machine: &Machine) -> Result<Hypervisor, Failure> {
