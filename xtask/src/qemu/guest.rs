@@ -114,15 +114,15 @@ fn boot(arguments: &GuestArguments, file: &Path) -> Result<u8, Trouble> {
     let bytes = fs::read(file).with_context(named).map_err(Trouble::Usage)?;
     check(arguments, &bytes).with_context(named).map_err(Trouble::Usage)?;
     let file = fs::canonicalize(file).with_context(named).map_err(Trouble::Usage)?;
-    let started = Instant::now();
-    let ended = start(arguments, &file).map_err(Trouble::Other)?;
+    let (ended, took) = start(arguments, &file).map_err(Trouble::Other)?;
     let (code, how) = judge(ended).map_err(Trouble::Other)?;
-    eprintln!("{}: {how} after {:.1} s", named(), started.elapsed().as_secs_f64());
+    eprintln!("{}: {how} after {:.1} s", named(), took.as_secs_f64());
     Ok(code)
 }
 
-/// Boots the hypervisor with the guest; `None` when the time is over.
-fn start(arguments: &GuestArguments, file: &Path) -> Result<Option<ExitStatus>> {
+/// Boots the hypervisor with the guest; its end, `None` when the time is over, and how long
+/// it took, which building is no part of.
+fn start(arguments: &GuestArguments, file: &Path) -> Result<(Option<ExitStatus>, Duration)> {
     let testbed = Testbed::prepare()?;
     let trace = testbed.folder.join("guest.trace");
     File::create(&trace).with_context(|| format!("cannot write {}", trace.display()))?;
@@ -138,7 +138,9 @@ fn start(arguments: &GuestArguments, file: &Path) -> Result<Option<ExitStatus>> 
     write!(words, " -- {}", arguments.append)?;
     let mut command = machine(&testbed.image, &trace, &machine_of);
     command.arg("-initrd").arg(file).arg("-append").arg(words);
-    wait(&mut command, Duration::from_secs(arguments.seconds))
+    let started = Instant::now();
+    let ended = wait(&mut command, Duration::from_secs(arguments.seconds))?;
+    Ok((ended, started.elapsed()))
 }
 
 /// The status to end with, and what happened, from QEMU's: value * 2 + 1.
