@@ -117,7 +117,15 @@ fn events(domain: u16) {
     event_op(4, [other, 0, 0, 0, 0, 0]).expect("an event");
     let pending = SHARED_INFO.words()[256].load(Ordering::SeqCst);
     assert_eq!(pending, 1 << port, "the event is pending");
-    assert_eq!(SHARED_INFO.words()[0].load(Ordering::SeqCst) & 0xff, 1, "and says so");
+    assert_eq!(SHARED_INFO.words()[0].swap(0, Ordering::SeqCst) & 0xff, 1, "and says so");
+    // Held back, an event is pending and nothing says so until it is let through.
+    SHARED_INFO.words()[256].store(0, Ordering::SeqCst);
+    SHARED_INFO.words()[320].store(1 << port, Ordering::SeqCst);
+    event_op(4, [other, 0, 0, 0, 0, 0]).expect("an event");
+    assert_eq!(SHARED_INFO.words()[0].load(Ordering::SeqCst) & 0xff, 0, "it was told");
+    event_op(9, [port, 0, 0, 0, 0, 0]).expect("a port to let through");
+    assert_eq!(SHARED_INFO.words()[320].load(Ordering::SeqCst), 0, "it is still held back");
+    assert_eq!(SHARED_INFO.words()[0].load(Ordering::SeqCst) & 0xff, 1, "it was not told");
     event_op(3, [port, 0, 0, 0, 0, 0]).expect("a port to close");
 }
 

@@ -248,12 +248,15 @@ pub(super) fn run(
             let remote = other(2)?;
             tell(domain.with_events(|events| events.allocate_waiting(id, remote))?, 4)?;
         }
-        // Events go to the first processor, and nothing is masked here.
+        // Events go to the first processor.
         BIND_VCPU | UNMASK => {
             let port = word(0)?;
             let (state, ..) = domain.with_events(|events| events.status(id, port))?;
             if state == 0 {
                 return Err(Errno::Invalid);
+            }
+            if command == UNMASK {
+                domain.unmask(port);
             }
         }
         RESET => {
@@ -369,6 +372,7 @@ mod tests {
         call(&domain, 7, &[2, 99], -2);
         call(&domain, 8, &[ipi, 1], 0);
         call(&domain, 9, &[ipi], 0);
+        assert_eq!(*domain.unmasked.borrow(), [ipi]);
         call(&domain, 9, &[7], -22);
         call(&domain, 6, &[OTHER.into(), 0], -1);
         call(&domain, 10, &[SELF], 0);

@@ -18,6 +18,7 @@ pub(super) struct Fake {
     pub(super) removed: RefCell<Vec<u64>>,
     pub(super) grants: RefCell<Vec<(u32, u64, u32)>>,
     pub(super) told: RefCell<Vec<Event>>,
+    pub(super) unmasked: RefCell<Vec<u32>>,
     pub(super) started: RefCell<Vec<(u32, Context)>>,
     pub(super) parameters: RefCell<Parameters>,
     pub(super) events: RefCell<Events>,
@@ -48,6 +49,7 @@ impl Fake {
             removed: RefCell::default(),
             grants: RefCell::default(),
             told: RefCell::default(),
+            unmasked: RefCell::default(),
             started: RefCell::default(),
             parameters: RefCell::new(Parameters::new()),
             events: RefCell::new(events),
@@ -132,6 +134,10 @@ impl Domain for Fake {
 
     fn notify(&self, event: Event) {
         self.told.borrow_mut().push(event);
+    }
+
+    fn unmask(&self, port: u32) {
+        self.unmasked.borrow_mut().push(port);
     }
 
     fn initialise(&self, vcpu: u32, context: &Context) -> Result<(), Errno> {

@@ -167,6 +167,9 @@ pub trait Domain: Bytes {
     /// Show an event to whoever it is for.
     fn notify(&self, event: events::Event);
 
+    /// Hold the caller's events at a port back no longer.
+    fn unmask(&self, port: u32);
+
     /// Give a virtual processor its first state.
     ///
     /// # Errors

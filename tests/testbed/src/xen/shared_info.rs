@@ -6,7 +6,7 @@
 //! Source: Xen's public headers `xen.h` (`shared_info`, `vcpu_info`, `vcpu_time_info`) and
 //! `arch-x86/xen.h`.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::Width;
 use super::ring::Page;
@@ -44,14 +44,31 @@ pub fn set_rate(page: &Page, kilohertz: u32) {
 
 /// Make an event pending; whether the guest has to be told, which it need not be twice.
 pub fn raise(page: &Page, width: Width, port: u32) -> bool {
-    let bit = 1_u64.checked_shl(port).unwrap_or(0);
-    let (Some(pending), Some(mask)) = (page.get(PENDING / 8), page.get(mask_at(width) / 8)) else {
-        return false;
-    };
+    let bit = bit(port);
+    let Some((pending, mask)) = events(page, width) else { return false };
     let was = pending.fetch_or(bit, Ordering::SeqCst);
-    if was & bit != 0 || mask.load(Ordering::SeqCst) & bit != 0 {
-        return false;
-    }
+    was & bit == 0 && mask.load(Ordering::SeqCst) & bit == 0 && tell(page, width)
+}
+
+/// Hold an event back no longer; whether the guest has to be told that it is pending.
+pub fn unmask(page: &Page, width: Width, port: u32) -> bool {
+    let bit = bit(port);
+    let Some((pending, mask)) = events(page, width) else { return false };
+    let was = mask.fetch_and(!bit, Ordering::SeqCst);
+    was & pending.load(Ordering::SeqCst) & bit != 0 && tell(page, width)
+}
+
+const fn bit(port: u32) -> u64 {
+    if port < u64::BITS { 1 << port } else { 0 }
+}
+
+/// The words of pending events and of those held back.
+fn events(page: &Page, width: Width) -> Option<(&AtomicU64, &AtomicU64)> {
+    Some((page.get(PENDING / 8)?, page.get(mask_at(width) / 8)?))
+}
+
+/// Say that an event is pending; whether that was not said already.
+fn tell(page: &Page, width: Width) -> bool {
     // The word that has the event: the first one.
     match width {
         Width::Narrow => page[0].fetch_or(1 << 32, Ordering::SeqCst),
@@ -68,8 +85,6 @@ pub fn is_pending(page: &Page) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use core::sync::atomic::AtomicU64;
-
     use super::*;
 
     fn page() -> Page {
@@ -99,6 +114,21 @@ mod tests {
             assert!(!raise(&page, width, 3) && !is_pending(&page));
             assert_eq!(page[256].load(Ordering::Relaxed), 1 << 3);
             assert!(raise(&page, width, 4));
+        }
+    }
+
+    #[test]
+    fn an_event_that_came_while_it_was_masked_is_told_when_it_is_not() {
+        for (width, mask) in [(Width::Narrow, 2176 / 8), (Width::Wide, 2560 / 8)] {
+            let page = page();
+            page[mask].store(1 << 3 | 1 << 4, Ordering::Relaxed);
+            assert!(!raise(&page, width, 3));
+            assert!(!unmask(&page, width, 4) && !is_pending(&page), "nothing came");
+            assert!(unmask(&page, width, 3) && is_pending(&page));
+            assert_eq!(page[mask].load(Ordering::Relaxed), 0);
+            page[0].fetch_and(!UPCALL, Ordering::Relaxed);
+            assert!(!unmask(&page, width, 3), "it was not held back");
+            assert!(!unmask(&page, width, 64) && !unmask(&page, width, u32::MAX));
         }
     }
 

@@ -35,11 +35,8 @@ pub(super) fn run(
         NUMBER => Ok(i64::from(VERSION)),
         EXTRA => text::<16>(memory, argument, "-quiesce"),
         COMPILE_INFO => {
-            // Compiler, by, domain and date.
-            for offset in [0, 64, 80, 112] {
-                memory.write_at(argument, offset, b"\0")?;
-            }
-            Ok(0)
+            // Compiler, by, domain and date: four texts, all empty.
+            text::<144>(memory, argument, "")
         }
         CAPABILITIES => {
             let words = "hvm-3.0-x86_32 hvm-3.0-x86_32p hvm-3.0-x86_64 ";
@@ -130,6 +127,19 @@ mod tests {
         for command in [1, 2, 3, 4, 5, 6, 8, 9] {
             call(&domain, command, 0x1000, -14);
             call(&domain, command, BASE, 0);
+        }
+    }
+
+    #[test]
+    fn nothing_of_the_caller_s_memory_is_left_behind_a_text() {
+        for (command, bytes) in [(1, 16), (2, 144), (3, 1024), (4, 64), (9, 1024)] {
+            let domain = Fake::new();
+            domain.put(BASE, &[0xc2; 1028]);
+            call(&domain, command, BASE, 0);
+            let field = domain.get(BASE, bytes);
+            let text = field.iter().take_while(|byte| **byte != 0).count();
+            assert!(field[text..].iter().all(|byte| *byte == 0), "command {command}");
+            assert_eq!(domain.get(BASE + bytes, 4), [0xc2; 4], "command {command}");
         }
     }
 

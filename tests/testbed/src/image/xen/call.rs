@@ -191,6 +191,12 @@ impl Interface for Call<'_, '_> {
         }
     }
 
+    fn unmask(&self, port: u32) {
+        if self.domain.unmask(port) {
+            self.house.wake_all();
+        }
+    }
+
     fn initialise(&self, vcpu: u32, context: &Context) -> Result<(), Errno> {
         self.domain.vcpu(vcpu)?.with(|vcpu| match vcpu {
             Vcpu::New => {

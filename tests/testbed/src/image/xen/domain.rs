@@ -148,7 +148,15 @@ impl<'h> Domain<'h> {
 
     /// Make an event pending; whether the guest has to be told.
     pub(super) fn raise(&self, port: u32) -> bool {
-        let told = shared_info::raise(words(self.shared_info), self.width(), port);
+        self.told(shared_info::raise(words(self.shared_info), self.width(), port))
+    }
+
+    /// Hold an event back no longer; whether the guest has to be told.
+    pub(super) fn unmask(&self, port: u32) -> bool {
+        self.told(shared_info::unmask(words(self.shared_info), self.width(), port))
+    }
+
+    fn told(&self, told: bool) -> bool {
         if told {
             self.upcall.store(true, Ordering::SeqCst);
         }
