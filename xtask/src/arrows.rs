@@ -62,6 +62,11 @@ const ROWS: &[Row] = &[
     },
     // Written against Xen's interface and nothing else: they are what tries it.
     Row { package: "quiesce-guests", ours: &[], others: &[] },
+    Row {
+        package: "quiesce-fuzz",
+        ours: &[FLUSH, STAGE2, P2M, VTD, GNTTAB, HWMODEL, HOST],
+        others: &["arbitrary", "bolero", "bolero-engine", "clap", "rand", "zerocopy"],
+    },
     // Only development dependencies, so that no test builds them.
     Row { package: "quiesce-benches", ours: &[], others: &[] },
     Row { package: "quiesce-misuse", ours: &[FLUSH, STAGE2, P2M, VTD, GNTTAB], others: &[] },

@@ -11,8 +11,10 @@ mod cases;
 mod checkout;
 mod combining;
 mod demo;
+mod fuzz;
 mod licences;
 mod lint;
+mod mutants;
 mod policies;
 mod progress;
 mod qemu;
@@ -67,6 +69,10 @@ enum Command {
     Simulate(simulate::Arguments),
     /// Play scenario files: flush bugs written down, on the model and in QEMU
     Replay(replay::Arguments),
+    /// Throw random inputs at the crates, as long as one likes
+    Fuzz(fuzz::Arguments),
+    /// Break the crates in one place at a time, and see a test fail each time
+    Mutants(mutants::Arguments),
     /// Check format, lints, documentation, dependency arrows, licences and repository rules
     Lint,
     /// Everything a change must pass: `test`, then `lint`
@@ -94,6 +100,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Stats(arguments) => stats::run(&arguments)?,
         Command::Simulate(arguments) => simulate::run(&arguments)?,
         Command::Replay(arguments) => replay::run(&arguments)?,
+        Command::Fuzz(arguments) => fuzz::run(&arguments)?,
+        Command::Mutants(arguments) => mutants::run(&arguments)?,
         Command::Lint => lint::run()?,
         Command::Ci => {
             test::run(&test::Arguments { repeat: 1 })?;
@@ -125,6 +133,9 @@ mod tests {
         assert!(message(&["xtask", "test", "--repeat", "0"]).contains("1.."));
         assert!(message(&["xtask", "simulate", "--cpus", "257"]).contains("1..=256"));
         assert!(message(&["xtask", "simulate", "--units", "0"]).contains("1..=16"));
+        assert!(message(&["xtask", "fuzz", "--target", "dmr"]).contains("dmar"));
+        assert!(message(&["xtask", "fuzz", "--minutes", "0"]).contains("1..=10000"));
+        assert!(message(&["xtask", "fuzz", "--replay", "file"]).contains("--target"));
         assert!(message(&["xtask", "qemu", "nvme-identfy"]).contains("nvme-identify"));
         let guest = |more: [&str; 2]| {
             let [option, value] = more;

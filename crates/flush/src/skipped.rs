@@ -21,6 +21,7 @@ use arrayvec::ArrayVec;
 
 use crate::{
     Change, Depth, DomainId, Run, TablePage,
+    block::Block,
     both::{Both, Entry},
 };
 
@@ -140,10 +141,17 @@ impl<'id> Skipped<'id> {
         Gone::new()
     }
 
-    /// A present entry was put where none was.
+    /// Present leaves were put where nothing was. `run` is what they map: where it is as
+    /// large as a large leaf, hardware that caches absence may have taken that for a missing
+    /// table, so the order goes on record.
     #[inline]
     pub fn added<K: Records>(&mut self, run: Run) {
-        self.record.add::<K>(run, 0, Depth::Leaves, Change::Added);
+        /// Of the smallest large leaf in tables that devices walk.
+        const LARGE: u8 = 9;
+        let block = Block::around(run);
+        let is_large = block.order() >= LARGE && block.run() == run;
+        let order = if is_large { block.order() } else { 0 };
+        self.record.add::<K>(run, order, Depth::Leaves, Change::Added);
     }
 
     /// A table was linked over `run`, where nothing was present.

@@ -6,11 +6,14 @@
 //! bits in a status word elsewhere: set them, fence, and look at the entry again.
 //! Every access has the width of the memory's own atomic type.
 
-use core::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
+use core::sync::atomic::Ordering;
 
 use flush::{DomainId, Gfn};
 
-use crate::abi::{PAGE_BYTES, entry_flags};
+use crate::{
+    abi::{PAGE_BYTES, entry_flags},
+    sync::{AtomicU16, AtomicU64, fence},
+};
 
 /// A page of shared entries: 512 of version 1, or 256 of version 2.
 pub type SharedPage = [AtomicU64; 512];

@@ -25,6 +25,7 @@
 //! embedder owns ([`GrantStorage`], [`MaptrackStorage`]) and adds page by page.
 #![no_std]
 #![forbid(unsafe_code)]
+#![expect(unexpected_cfgs, reason = "`--cfg loom` is passed by hand, to the tests alone")]
 
 #[cfg(test)]
 extern crate std;
@@ -43,6 +44,7 @@ mod pin;
 mod release;
 mod setup;
 mod swap;
+mod sync;
 mod table;
 mod teardown;
 mod unmap;
@@ -66,3 +68,6 @@ pub use teardown::{Teardown, release_all};
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(all(test, loom))]
+mod interleavings;

@@ -3,11 +3,12 @@
 //! [`GrantTable::swap`] works on entries that nobody uses: what another domain holds
 //! through a reference never changes under its hands.
 
-use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use crate::{
     abi::{Status, SwapGrantRef},
     domain::Domain,
+    sync::{AtomicU16, AtomicU64},
     table::{GrantStorage, GrantTable, Version},
 };
 

@@ -14,6 +14,7 @@ use crate::{
     domain::{GrantedFrame, NoMemory, PageError},
     entry::{self, OpenError, Opened, Rights, SharedPage, Sorts, StatusPage, Target},
     pin::{Grant, PageReference, Pin, Purpose},
+    sync::AtomicU16,
 };
 
 /// Layout of the shared entries.
@@ -379,7 +380,7 @@ impl<S: GrantStorage> GrantTable<S> {
         }
     }
 
-    pub(crate) fn status_word(&self, index: usize) -> Option<&core::sync::atomic::AtomicU16> {
+    pub(crate) fn status_word(&self, index: usize) -> Option<&AtomicU16> {
         let page = self.storage.status(index / abi::STATUS_PER_PAGE)?;
         Some(&page[index % abi::STATUS_PER_PAGE])
     }

@@ -113,7 +113,12 @@ impl<'a, P: Platform, R: Mmio, L: Guarded<UnitState>, G: Guarded<Members>>
             Plan::Domain => submitter.push(Command::IotlbDomain { tag: own.tag }),
             Plan::Global => submitter.push(Command::IotlbGlobal),
             Plan::Blocks(blocks) => {
-                let (depth, waits_for_each) = (cover.depth(), blocks.waits_for_each());
+                // A large leaf may be new where a missing table is still cached (6.1).
+                let depth = match capabilities.caching_mode() && cover.order() > 0 {
+                    true => Depth::Tables,
+                    false => cover.depth(),
+                };
+                let waits_for_each = blocks.waits_for_each();
                 for block in blocks.clone() {
                     submitter.push(Command::IotlbPages { tag: own.tag, block, depth });
                     if waits_for_each {

@@ -11,13 +11,11 @@
 //! A mark is cleared by invalidating and by nothing else; leaving the guest does not
 //! clear it, for tagged translations outlive an exit.
 
-use core::{
-    convert::Infallible,
-    error, fmt,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use core::{array, convert::Infallible, error, fmt, sync::atomic::Ordering};
 
 use flush::{CpuSet, DomainId, LiveCpus};
+
+use crate::sync::AtomicU64;
 
 /// Makes the CPU that runs this forget the translations of one p2m.
 pub trait Invalidate {
@@ -132,7 +130,7 @@ impl GuestCpus {
             running: LiveCpus::new(),
             marked,
             generation: AtomicU64::new(1),
-            left_at: [const { AtomicU64::new(0) }; CpuSet::CAPACITY],
+            left_at: array::from_fn(|_| AtomicU64::new(0)),
             counts: Counts::default(),
         }
     }

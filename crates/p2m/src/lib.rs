@@ -13,6 +13,7 @@
 //!
 //! [`hardware`] has the encodings and instructions of both vendors.
 #![no_std]
+#![expect(unexpected_cfgs, reason = "`--cfg loom` is passed by hand, to the tests alone")]
 
 #[cfg(test)]
 extern crate std;
@@ -24,11 +25,15 @@ mod kind;
 mod marked;
 pub mod nested;
 mod record;
+mod sync;
 mod table;
 mod teardown;
 #[cfg(test)]
 mod testing;
 mod tlb;
+
+#[cfg(all(test, loom))]
+mod interleavings;
 
 pub use cpus::{EnterError, Generation, GuestCpus, Invalidate, TlbCounts};
 pub use error::{ClearError, NewError, SetError};

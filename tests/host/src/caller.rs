@@ -215,6 +215,9 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
     #[inline(always)]
     fn put_page(&self, pin: Released<Pin>) {
         let page = pin.get().page();
+        if pin.get().grant().is_none() {
+            self.hypervisor.pages.lose(page.mfn());
+        }
         // The granter counts its own page once; every mapping counts it once more.
         let owned = pin.get().grant().is_some_and(|grant| grant.granter != self.guest.id);
         if self.hypervisor.pages.get(page.mfn()).0 <= 1 + u32::from(owned) {

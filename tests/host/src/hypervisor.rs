@@ -6,6 +6,7 @@
 
 use std::{
     fmt,
+    ops::ControlFlow,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -14,11 +15,12 @@ use gnttab::{GrantTable, Maptrack};
 use iommu_vtd::{DmaDomain, Guarded, Members};
 use p2m::{GuestCpus, P2m, PageKind};
 use stage2::{
-    Access, Budget, Format, PageError, Path, Rest, TableMemory,
+    Access, Budget, Entry, Format, Found, PageError, Path, Rest, TableMemory,
     format::{
         ept::{Ept, EptLevels},
         vtd::{Vtd, VtdLevels},
     },
+    visit,
 };
 
 use crate::{
@@ -205,6 +207,21 @@ impl<R: Ram> Guest<R> {
     /// What a frame number shows.
     pub fn lookup(&self, gfn: Gfn) -> Option<p2m::Mapping> {
         lock(&self.space).tables.get(gfn)
+    }
+
+    /// Whether any frame number shows a page.
+    pub(crate) fn shows(&self, memory: &Memory<R>, mfn: Mfn) -> bool {
+        let format = Ept::new(EptLevels::Four);
+        let tables = stage2::Tables { format: &format, memory, root: self.cpu_root() };
+        let looks = |found: Found| match found.entry {
+            Entry::Leaf(leaf) if leaf.mfn == mfn => ControlFlow::Break(()),
+            Entry::Leaf(_) | Entry::Table(_) | Entry::Inert | Entry::Empty => {
+                ControlFlow::Continue(())
+            }
+        };
+        let rest = Rest::new(format.geometry().space());
+        let mut budget = Budget::UNLIMITED;
+        visit(tables, rest, &mut budget, looks).is_err()
     }
 
     /// The page behind a frame number, if the guest itself may reach it so.

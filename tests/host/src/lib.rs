@@ -17,6 +17,7 @@ pub mod nested;
 pub mod parts;
 mod plain;
 mod plants;
+pub mod scratch;
 pub mod simulate;
 pub mod sparse;
 pub mod stats;

@@ -408,6 +408,11 @@ impl World {
 
     /// A page's mapping by `guest` has ended: nothing of the guest's may reach it.
     pub fn note_end(&self, guest: &Guest<ModelRam>, mfn: Mfn) {
+        // Once the granter has lost its page, the other reference may be a mapping as well.
+        let pages = &self.hypervisor.pages;
+        if pages.get(mfn).0 > 1 && pages.is_lost(mfn) && guest.shows(&self.hypervisor.memory, mfn) {
+            return;
+        }
         let frame = Frame(mfn.get());
         self.machine.revoke(frame, Space::Cpu(guest.cpu_root().get() << 12));
         for unit in 0..self.units.len() {

@@ -4,11 +4,9 @@
 //! bugs, or the honest runs of nested guests, built against that copy, must then fail
 //! with a witness, and pass without it.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{io, path::Path};
+
+use host::scratch::{self, Scratch};
 
 /// One line of the crates, and what breaks it.
 struct Patch {
@@ -119,112 +117,42 @@ const PATCHES: &[Patch] = &[
 /// What of the workspace is copied.
 const COPIED: [&str; 3] = ["crates", "tests/host", "tests/hwmodel"];
 
-/// A copy of the sources, kept between runs so that only what changed is built again.
-struct Scratch {
-    tree: PathBuf,
-    target: PathBuf,
+fn copy() -> io::Result<Scratch> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("patched");
+    // The test that is run needs none of the packages that other tests use.
+    Scratch::new(&workspace, &home, &COPIED, |file, text| match file {
+        "tests/host/Cargo.toml" => without_section(&text, "[dev-dependencies]"),
+        _ => text,
+    })
 }
 
-impl Scratch {
-    fn new() -> io::Result<Self> {
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("patched");
-        let (tree, target) = (home.join("tree"), home.join("target"));
-        for folder in COPIED {
-            copy_folder(&workspace.join(folder), &tree.join(folder))?;
-        }
-        copy_file(&workspace.join("Cargo.lock"), &tree.join("Cargo.lock"))?;
-        let manifest = fs::read_to_string(workspace.join("Cargo.toml"))?;
-        let manifest = only_copied_members(&manifest).ok_or(io::ErrorKind::InvalidData)?;
-        write(&tree.join("Cargo.toml"), manifest.as_bytes())?;
-        // The test that is run needs none of the packages that other tests use.
-        let manifest = fs::read_to_string(workspace.join("tests/host/Cargo.toml"))?;
-        let host = tree.join("tests/host/Cargo.toml");
-        write(&host, without_section(&manifest, "[dev-dependencies]").as_bytes())?;
-        Ok(Self { tree, target })
-    }
-
-    /// Runs a test on the copy: whether it passes, and what it prints.
-    fn test(&self, honest: Honest) -> io::Result<(bool, String)> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
-        let output = Command::new(cargo)
-            .current_dir(&self.tree)
-            .args(["test", "--offline", "--quiet", "--package", "quiesce-host"])
-            .args(["--test", honest.file, "--", "--exact", honest.test])
-            .env("CARGO_TARGET_DIR", &self.target)
-            .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            .env("CARGO_TERM_COLOR", "never")
-            .env("RUST_BACKTRACE", "0")
-            .output()?;
-        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text += &String::from_utf8_lossy(&output.stderr);
-        Ok((output.status.success(), text))
-    }
-
-    /// Runs them with one line broken, which is whole again afterwards.
-    #[track_caller]
-    fn check(&self, patch: &Patch) {
-        let file = self.tree.join(patch.file);
-        let whole = fs::read_to_string(&file).expect("the file is there");
-        let name = patch.name;
-        let matches = whole.matches(patch.line).count();
-        assert_eq!(matches, 1, "{name}: the line of {} to break has changed", patch.file);
-        fs::write(&file, whole.replace(patch.line, patch.broken)).expect("the copy is ours");
-        let tested = self.test(patch.honest);
-        fs::write(&file, whole).expect("the copy is ours");
-        let (passed, text) = tested.expect("cargo runs");
-        assert!(!passed, "{name}: not noticed");
-        assert!(text.contains(patch.honest.says), "{name}: not built:\n{text}");
-        assert!(text.contains(patch.witness), "{name}: without {}:\n{text}", patch.witness);
-        let kind = patch.witness;
-        println!("patched | {name:<32} | {:<32} | {kind}", patch.file);
-    }
+/// Runs a test on the copy: whether it passes, and what it prints.
+fn test(scratch: &Scratch, honest: Honest) -> io::Result<(bool, String)> {
+    let output = scratch
+        .cargo()
+        .args(["test", "--quiet", "--package", "quiesce-host"])
+        .args(["--test", honest.file, "--", "--exact", honest.test])
+        .output()?;
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text += &String::from_utf8_lossy(&output.stderr);
+    Ok((output.status.success(), text))
 }
 
-/// Writes only what differs, so that cargo sees no change where there is none.
-fn write(to: &Path, bytes: &[u8]) -> io::Result<()> {
-    if fs::read(to).is_ok_and(|old| old == bytes) {
-        return Ok(());
-    }
-    if let Some(parent) = to.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    fs::write(to, bytes)
-}
-
-fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
-    write(to, &fs::read(from)?)
-}
-
-/// Makes `to` what `from` is. Manifests of the copy are written later.
-fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(to)? {
-        let path = entry?.path();
-        let gone = path.file_name().is_none_or(|name| !from.join(name).exists());
-        match (gone, path.is_dir()) {
-            (true, true) => fs::remove_dir_all(path)?,
-            (true, false) => fs::remove_file(path)?,
-            (false, _) => {}
-        }
-    }
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (path, copy) = (entry.path(), to.join(entry.file_name()));
-        if path.is_dir() {
-            copy_folder(&path, &copy)?;
-        } else {
-            copy_file(&path, &copy)?;
-        }
-    }
-    Ok(())
-}
-
-/// The workspace's manifest with no other members than those copied.
-fn only_copied_members(manifest: &str) -> Option<String> {
-    let (before, list) = manifest.split_once("members = [")?;
-    let (_, after) = list.split_once(']')?;
-    Some(format!("{before}members = [\"crates/*\", \"tests/*\"]{after}"))
+/// Runs it with one line broken.
+#[track_caller]
+fn check(scratch: &Scratch, patch: &Patch) {
+    let Patch { name, file, line, broken, witness, honest } = *patch;
+    let place = scratch::Patch { file, old: line, new: broken };
+    let tested = scratch.patched(&place, |scratch| test(scratch, honest));
+    let (passed, text) = match tested {
+        Ok(tested) => tested.expect("cargo runs"),
+        Err(error) => panic!("{name}: {file}: {error}"),
+    };
+    assert!(!passed, "{name}: not noticed");
+    assert!(text.contains(honest.says), "{name}: not built:\n{text}");
+    assert!(text.contains(witness), "{name}: without {witness}:\n{text}");
+    println!("patched | {name:<32} | {file:<32} | {witness}");
 }
 
 fn without_section(manifest: &str, header: &str) -> String {
@@ -240,12 +168,12 @@ fn without_section(manifest: &str, header: &str) -> String {
 
 #[test]
 fn every_patch_that_breaks_the_crates_is_witnessed() {
-    let scratch = Scratch::new().expect("the sources are copied");
+    let scratch = copy().expect("the sources are copied");
     for honest in [TWINS, NESTED] {
-        let (passed, text) = scratch.test(honest).expect("cargo runs");
+        let (passed, text) = test(&scratch, honest).expect("cargo runs");
         assert!(passed, "the copy fails without any patch:\n{text}");
     }
     for patch in PATCHES {
-        scratch.check(patch);
+        check(&scratch, patch);
     }
 }

@@ -12,7 +12,7 @@ use flush::{
     Batch, Cover, Dfn, DomainId, Failure, Flush, FlushError, Gfn, Gone, Hardware, Iotlb, Mfn,
     Released, Run, TablePage, Tlb,
 };
-use host::{Ram, Setup, World};
+use host::{Layout, Ram, Setup, World, world::BACKEND};
 use hwmodel::{Frame, Owner, UnitId};
 use iommu_vtd::{Device, DmaDomain, DmaFlush, DmaFlushError, Expected, Guarded, Members, SourceId};
 use stage2::{
@@ -317,4 +317,23 @@ fn a_device_reaches_nothing_else_while_the_queue_is_started_again() {
     bench.world.observe(None);
     assert_eq!(passed.load(Ordering::Relaxed), 0);
     bench.check_clean();
+}
+
+/// Symptom: in caching mode a device faulted in a large page that had been mapped and
+/// flushed. Cause: the flush said that only leaves changed, and the unit kept that there
+/// was no table. Cure: it is told of tables where a large leaf may be new.
+#[test]
+fn a_large_page_is_reached_although_the_lack_of_a_table_was_cached() {
+    for layout in [Layout::Separate, Layout::Shared] {
+        let unit = hwmodel::UnitConfig { caching_mode: true, ..hwmodel::UnitConfig::default() };
+        let world = World::new(Setup { unit, layout, ..Setup::default() });
+        // Two neighbouring blocks of 2 MiB: the first page makes the table above both.
+        world.populate_block(BACKEND, Gfn::new(0x8_0200), 0);
+        assert!(!world.device_reaches(Gfn::new(0x8_0001)));
+        world.populate_block(BACKEND, Gfn::new(0x8_0000), 9);
+        for page in [0x8_0000, 0x8_0001, 0x8_01ff] {
+            assert!(world.device_reaches(Gfn::new(page)), "{layout:?}: {page:x}");
+        }
+        world.check_clean();
+    }
 }

@@ -203,6 +203,11 @@ fn added_entries_cost_nothing_unless_hardware_caches_absence_or_buffers_writes()
     let pages = ["tail", "iotlb tag 1 page 0x5 order 0 leaves wr", "wait"];
     check(CAP | CAP_CM, WITH_QUEUE, &one, &added, &pages);
     check(CAP | CAP_CM | CAP_RWBF, WITH_QUEUE, &one, &added, &pages);
+    // Above the lowest level, what was absent may be cached as a missing table.
+    let large = cover(&[(512, 1023)], 9, Depth::Leaves, Change::Added);
+    let missing = ["tail", "iotlb tag 1 page 0x200 order 9 tables wr", "wait"];
+    check(CAP | CAP_CM, WITH_QUEUE, &one, &large, &missing);
+    check(CAP, WITH_QUEUE, &one, &large, &[]);
     // Where a table is new, the one before it may be cached: freed by another batch, and
     // not flushed yet.
     let linked = cover(&[(5, 5)], 0, Depth::Tables, Change::Added);

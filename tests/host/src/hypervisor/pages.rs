@@ -2,7 +2,7 @@
 //!
 //! [`PageCounts`] says who still holds a page: it is free when the last reference goes.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use flush::Mfn;
 
@@ -16,6 +16,8 @@ struct PageCount {
     references: AtomicU32,
     writable: AtomicU32,
     dirty: AtomicU64,
+    /// Its owner has lost it: every reference is a mapping's.
+    lost: AtomicBool,
 }
 
 impl PageCounts {
@@ -31,8 +33,10 @@ impl PageCounts {
 
     /// Takes a reference, and a writable type reference if `typed`.
     pub fn take(&self, mfn: Mfn, typed: bool) {
-        let PageCount { references, writable, dirty: _ } = self.of(mfn);
-        references.fetch_add(1, Ordering::Relaxed);
+        let PageCount { references, writable, dirty: _, lost } = self.of(mfn);
+        if references.fetch_add(1, Ordering::Relaxed) == 0 {
+            lost.store(false, Ordering::Relaxed);
+        }
         if typed {
             writable.fetch_add(1, Ordering::Relaxed);
         }
@@ -44,7 +48,7 @@ impl PageCounts {
     /// If there was none: the crates dropped something twice.
     #[inline]
     pub fn drop_one(&self, mfn: Mfn, typed: bool) -> bool {
-        let PageCount { references, writable, dirty: _ } = self.of(mfn);
+        let PageCount { references, writable, .. } = self.of(mfn);
         if typed {
             let before = writable.fetch_sub(1, Ordering::Relaxed);
             assert!(before > 0, "a type reference was dropped twice");
@@ -54,10 +58,20 @@ impl PageCounts {
         before == 1
     }
 
+    /// Notes that the owner's own reference is about to be dropped.
+    pub fn lose(&self, mfn: Mfn) {
+        self.of(mfn).lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the owner's own reference is gone.
+    pub fn is_lost(&self, mfn: Mfn) -> bool {
+        self.of(mfn).lost.load(Ordering::Relaxed)
+    }
+
     /// References and writable type references of a page.
     #[inline]
     pub fn get(&self, mfn: Mfn) -> (u32, u32) {
-        let PageCount { references, writable, dirty: _ } = self.of(mfn);
+        let PageCount { references, writable, .. } = self.of(mfn);
         (references.load(Ordering::Relaxed), writable.load(Ordering::Relaxed))
     }
 

@@ -1,0 +1,456 @@
+//! A hostile granter: it rewrites its entries whenever it gets a chance.
+//!
+//! A chance is every call between the crate and its embedder, and every access to memory
+//! and turn of a wait behind that. What the granter ever offered is on record, so a
+//! mapping of a page that was never offered, or with rights that never were, is noticed.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use arbitrary::{Arbitrary, Unstructured};
+use flush::{Gfn, Mfn};
+use gnttab::{Call, GrantStorage, GuestAddress, Outcome, TableFrame, Version};
+use host::{
+    Ram, World,
+    calls::{map_request, operation, unmap_request},
+    world::{ARGUMENTS, BACKEND, FRONTEND, OTHER_CPU, granted_gfn},
+};
+use hwmodel::Access;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::{
+    script::{self, Below},
+    watched::{Watched, Watcher},
+    world::{Start, end_of, touch},
+};
+
+/// References that are used, and pages that may be behind them.
+const REFERENCES: u64 = 12;
+const WINDOW: u64 = 0x10_0000;
+
+#[derive(Debug, Arbitrary)]
+struct Head {
+    start: Start,
+    version_2: bool,
+}
+
+#[derive(Debug, Arbitrary)]
+enum Step {
+    /// What the granter does at its next chances.
+    Plan(Vec<Move>),
+    Map(Maps),
+    MapMany(Maps, Maps, Maps, Maps),
+    Unmap(Below<8>),
+    UnmapAll,
+    Version(bool),
+    /// The granter takes a page away that it grants.
+    Withdraw(Below<REFERENCES>),
+    Touch,
+}
+
+#[derive(Debug, Arbitrary)]
+struct Maps {
+    reference: Below<REFERENCES>,
+    read_only: bool,
+    again: bool,
+}
+
+/// One chance, taken or not.
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    Nothing(u8),
+    Entry(u64, Offer),
+    /// Another word than those of entries: in version 2 a frame, or half of another entry.
+    Word(u64, u64),
+    Status(u64, u16),
+}
+
+/// An entry as the granter writes it.
+#[derive(Clone, Copy, Debug, Arbitrary)]
+enum Offer {
+    Good(Below<REFERENCES>),
+    ReadOnly(Below<REFERENCES>),
+    /// For somebody else.
+    Other(Below<REFERENCES>),
+    Revoked,
+    SubPage(Below<REFERENCES>),
+    NoRam,
+    /// As good, and in use as if by somebody.
+    Used(Below<REFERENCES>),
+}
+
+impl<'a> Arbitrary<'a> for Move {
+    fn arbitrary(bytes: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let below = |bytes: &mut Unstructured<'a>, end: u64| bytes.int_in_range(0..=end - 1);
+        Ok(match bytes.int_in_range(0..=7_u8)? {
+            0..=3 => Self::Nothing(bytes.int_in_range(0..=31)?),
+            4 | 5 => Self::Entry(below(bytes, REFERENCES)?, bytes.arbitrary()?),
+            6 => Self::Word(below(bytes, 2 * REFERENCES)?, granted(below(bytes, REFERENCES)?)),
+            _ => Self::Status(below(bytes, REFERENCES)?, bytes.arbitrary()?),
+        })
+    }
+}
+
+fn granted(page: u64) -> u64 {
+    granted_gfn(u32::try_from(page).expect("few pages")).get()
+}
+
+impl Offer {
+    /// Flags and grantee, and the frame.
+    fn parts(self) -> (u64, u64) {
+        let to = |id: flush::DomainId| u64::from(id.get()) << 16;
+        let good = 1 | to(BACKEND);
+        match self {
+            Self::Good(page) => (good, granted(page.0)),
+            Self::ReadOnly(page) => (good | 1 << 2, granted(page.0)),
+            Self::Other(page) => (1 | to(FRONTEND), granted(page.0)),
+            Self::Revoked => (0, 0),
+            Self::SubPage(page) => (good | 1 << 8, granted(page.0)),
+            Self::NoRam => (good, 0xffff_ffff),
+            Self::Used(page) => (good | 3 << 3, granted(page.0)),
+        }
+    }
+}
+
+/// The granter, and all it ever wrote.
+struct Rewriter {
+    words: Arc<[AtomicU64; 512]>,
+    version: Version,
+    plan: Vec<Move>,
+    wait: u8,
+    /// Every value that each word had since the call began.
+    seen: Vec<BTreeSet<u64>>,
+    /// What goes into status words when the table is next in reach.
+    statuses: Vec<(u64, u16)>,
+}
+
+impl Rewriter {
+    fn write(&mut self, word: u64, value: u64) {
+        let index = usize::try_from(word).expect("few words");
+        self.seen[index].insert(value);
+        self.words[index].store(value, Ordering::SeqCst);
+    }
+
+    fn offer(&mut self, reference: u64, offer: Offer) {
+        let (head, frame) = offer.parts();
+        match self.version {
+            Version::V1 => self.write(reference, head | frame << 32),
+            Version::V2 => {
+                self.write(2 * reference + 1, frame);
+                self.write(2 * reference, head);
+            }
+        }
+    }
+
+    fn turn(&mut self) {
+        if self.wait > 0 {
+            self.wait -= 1;
+            return;
+        }
+        match self.plan.pop() {
+            None => {}
+            Some(Move::Nothing(turns)) => self.wait = turns,
+            Some(Move::Entry(reference, offer)) => self.offer(reference, offer),
+            Some(Move::Word(word, value)) => self.write(word, value),
+            Some(Move::Status(reference, value)) => self.statuses.push((reference, value)),
+        }
+    }
+
+    /// A call begins: what is there now counts, and what is written from here on.
+    fn begin(&mut self) {
+        for (seen, word) in self.seen.iter_mut().zip(self.words.iter()) {
+            *seen = BTreeSet::from([word.load(Ordering::SeqCst)]);
+        }
+    }
+
+    /// Frames that this reference granted to the backend since the call began.
+    fn offered(&self, reference: u64, writing: bool) -> BTreeSet<u64> {
+        let grants = |head: u64| {
+            head & 0b11 == 1
+                && head & 1 << 8 == 0
+                && (head >> 16) as u16 == BACKEND.get()
+                && !(writing && head & 1 << 2 != 0)
+        };
+        let index = usize::try_from(reference).expect("few references");
+        let heads =
+            |index: usize| self.seen[index].iter().copied().filter(move |head| grants(*head));
+        match self.version {
+            Version::V1 => heads(index).map(|word| word >> 32).collect(),
+            // The frame lies in a word of its own, which may be from another moment.
+            Version::V2 if heads(2 * index).next().is_some() => self.seen[2 * index + 1].clone(),
+            Version::V2 => BTreeSet::new(),
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Granter(Arc<Mutex<Rewriter>>);
+
+impl Granter {
+    fn lock(&self) -> MutexGuard<'_, Rewriter> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watcher for Granter {
+    fn turn(&self) {
+        self.lock().turn();
+    }
+
+    fn names(&self, _: Gfn) {}
+}
+
+/// A live mapping.
+#[derive(Clone, Copy, Debug)]
+struct Mapped {
+    reference: u64,
+    handle: u32,
+    gfn: Gfn,
+    mfn: Mfn,
+    read_only: bool,
+}
+
+struct Play {
+    world: World,
+    granter: Granter,
+    mapped: Vec<Mapped>,
+    pages: Vec<Option<Mfn>>,
+    next: u64,
+    withdrawn: RefCell<BTreeSet<Mfn>>,
+}
+
+impl Play {
+    fn new(head: &Head) -> Self {
+        let world = head.start.world(1024);
+        let pages = (0..REFERENCES)
+            .map(|page| Some(world.hypervisor.populate(world.frontend(), Gfn::new(granted(page)))))
+            .collect();
+        let words = {
+            let table = world.frontend().grants();
+            let frame = table.storage().frame(TableFrame::Shared(0)).expect("a table has a frame");
+            world.hypervisor.memory.ram().words(frame).expect("it is memory")
+        };
+        let rewriter = Rewriter {
+            words,
+            version: Version::V1,
+            plan: Vec::new(),
+            wait: 0,
+            seen: vec![BTreeSet::new(); 2 * REFERENCES as usize],
+            statuses: Vec::new(),
+        };
+        let granter = Granter(Arc::new(Mutex::new(rewriter)));
+        let watching = granter.clone();
+        world.observe(Some(Box::new(move || watching.turn())));
+        let play = Self {
+            world,
+            granter,
+            mapped: Vec::new(),
+            pages,
+            next: 0,
+            withdrawn: RefCell::default(),
+        };
+        play.version(head.version_2);
+        for reference in 0..REFERENCES {
+            play.granter.lock().offer(reference, Offer::Good(Below(reference)));
+        }
+        play
+    }
+
+    fn call<T: FromBytes + IntoBytes + Immutable>(
+        &self,
+        id: flush::DomainId,
+        command: u32,
+        elements: &mut [T],
+    ) -> Outcome {
+        let base = ARGUMENTS.get() << 12;
+        self.world.put(id, base, elements.as_bytes());
+        let count = u32::try_from(elements.len()).expect("few elements");
+        let call = Call { command, argument: GuestAddress(base), count };
+        let ended =
+            self.world.call_as(id, |domain| call.run(&Watched { domain, watcher: &self.granter }));
+        self.world.get(id, base, elements.as_mut_bytes());
+        assert!(ended.failed.is_empty());
+        // Only under the table's lock are its status words in reach here.
+        let table = self.world.frontend().grants();
+        for (reference, value) in self.granter.lock().statuses.drain(..) {
+            if let Some(words) = table.storage().status(0) {
+                let index = usize::try_from(reference).expect("few references");
+                words[index].store(value, Ordering::SeqCst);
+            }
+        }
+        drop(table);
+        ended.outcome
+    }
+
+    fn version(&self, version_2: bool) {
+        let mut argument = [1 + u32::from(version_2)];
+        let outcome = self.call(FRONTEND, operation::SET_VERSION, &mut argument);
+        let version = self.world.frontend().grants().version();
+        assert_eq!(argument[0], version.number());
+        let pinned = self.world.frontend().grants().pinned() > 0;
+        assert!(!pinned || version == self.granter.lock().version, "{outcome:?}");
+        self.granter.lock().version = version;
+    }
+
+    fn map(&mut self, maps: &[&Maps]) {
+        let mut asked = Vec::new();
+        for maps in maps {
+            for _ in 0..=u8::from(maps.again) {
+                asked.push((maps.reference.0, maps.read_only, Gfn::new(WINDOW + self.next)));
+                self.next += 1;
+            }
+        }
+        let mut elements: Vec<_> = asked
+            .iter()
+            .map(|(reference, read_only, gfn)| {
+                let reference = u32::try_from(*reference).expect("few references");
+                map_request(FRONTEND, reference, *gfn, *read_only)
+            })
+            .collect();
+        self.granter.lock().begin();
+        assert_eq!(self.call(BACKEND, operation::MAP, &mut elements), Outcome::Done);
+        for ((reference, read_only, gfn), element) in asked.into_iter().zip(elements) {
+            let found = self.world.backend().lookup(gfn);
+            if element.status != 0 {
+                assert_eq!((found, element.handle), (None, u32::MAX), "{reference} at {gfn:?}");
+                continue;
+            }
+            let mfn = found.expect("a map that went well shows a page").mfn;
+            let handle = element.handle;
+            let mapped = Mapped { reference, handle, gfn, mfn, read_only };
+            self.check_offered(&mapped);
+            self.mapped.push(mapped);
+        }
+    }
+
+    /// A new mapping shows a page that was offered while it was made, for what it was
+    /// offered for. Where the grant was mapped already, the page is that one.
+    fn check_offered(&self, mapped: &Mapped) {
+        let offered = self.granter.lock().offered(mapped.reference, !mapped.read_only);
+        let same = |other: &&Mapped| other.reference == mapped.reference;
+        let before: Vec<&Mapped> = self.mapped.iter().filter(same).collect();
+        if let Some(first) = before.first() {
+            assert_eq!(first.mfn, mapped.mfn, "{mapped:?} is another page than {first:?}");
+            let asked = mapped.read_only || before.iter().any(|other| !other.read_only);
+            assert!(asked || !offered.is_empty(), "{mapped:?} may write, and nobody allowed it");
+        } else {
+            let page = self.pages.iter().position(|page| *page == Some(mapped.mfn));
+            let gfn = page.map(|page| granted(page as u64));
+            let was_offered = gfn.is_some_and(|gfn| offered.contains(&gfn));
+            assert!(was_offered, "{mapped:?} was not offered; these were: {offered:x?}");
+        }
+        let writes = self.world.machine.access(OTHER_CPU, mapped.gfn.get() << 12, Access::Write);
+        assert_eq!(writes.is_ok(), !mapped.read_only, "{mapped:?}");
+    }
+
+    fn unmap(&mut self, places: impl Iterator<Item = usize>) {
+        let ended: Vec<Mapped> =
+            places.filter_map(|place| self.mapped.get(place).copied()).collect();
+        if ended.is_empty() {
+            return;
+        }
+        let elements = ended.iter().map(|mapped| unmap_request(mapped.handle, mapped.gfn));
+        let mut elements: Vec<_> = elements.collect();
+        assert_eq!(self.call(BACKEND, operation::UNMAP, &mut elements), Outcome::Done);
+        // Whatever the granter wrote meanwhile, a holder can give back what it holds.
+        assert!(elements.iter().all(|element| element.status == 0), "{ended:?}");
+        let gone = |mapped: &Mapped| ended.iter().any(|other| other.handle == mapped.handle);
+        self.mapped.retain(|mapped| !gone(mapped));
+        for mapped in ended {
+            assert_eq!(self.world.backend().lookup(mapped.gfn), None);
+            assert_eq!(touch(&self.world, mapped.gfn), [false; 4], "{mapped:?}");
+        }
+    }
+
+    /// The granter's own mapping of a page goes; the page lives as long as it is mapped.
+    fn withdraw(&self, page: u64) {
+        let guest = self.world.frontend();
+        let gfn = Gfn::new(granted(page));
+        let Some(found) = guest.lookup(gfn) else { return };
+        let expected = p2m::Expected { mfn: found.mfn, kind: p2m::PageKind::RamReadWrite };
+        self.world.call_as(FRONTEND, |caller| {
+            let mut batch: flush::Batch<Mfn, 1> = flush::Batch::new(FRONTEND);
+            let held = batch.hold(|skipped| {
+                Ok::<_, p2m::ClearError>((found.mfn, guest.clear(gfn, expected, skipped)?))
+            });
+            held.expect("the page is cleared");
+            let hardware = gnttab::Domain::hardware(caller);
+            let mut flushed = batch.flush(&hardware).expect("the flush completes");
+            let page = flushed.next_page().expect("one page was held");
+            self.world.hypervisor.pages.lose(*page.get());
+            if self.world.hypervisor.pages.drop_one(*page.get(), false) {
+                self.world.hypervisor.memory.ram().release(*page.get());
+            }
+            Outcome::Done
+        });
+        self.withdrawn.borrow_mut().insert(found.mfn);
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Plan(moves) => self.granter.lock().plan.extend(moves),
+            Step::Map(maps) => self.map(&[maps]),
+            Step::MapMany(one, two, three, four) => self.map(&[one, two, three, four]),
+            Step::Unmap(place) => self.unmap(std::iter::once(place.0 as usize)),
+            Step::UnmapAll => self.unmap(0..self.mapped.len()),
+            Step::Version(version_2) => self.version(*version_2),
+            Step::Withdraw(page) => self.withdraw(page.0),
+            Step::Touch => {
+                for mapped in &self.mapped {
+                    let writes = !mapped.read_only;
+                    let reached = touch(&self.world, mapped.gfn);
+                    assert_eq!(reached, [true, writes, true, writes], "{mapped:?}");
+                }
+            }
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        let mut counts: BTreeMap<Mfn, (u32, u32)> = BTreeMap::new();
+        for mapped in &self.mapped {
+            let count = counts.entry(mapped.mfn).or_default();
+            count.0 += 1;
+            count.1 += u32::from(!mapped.read_only);
+        }
+        for mfn in self.pages.iter().flatten() {
+            let (mappings, writable) = counts.get(mfn).copied().unwrap_or_default();
+            let owned = u32::from(!self.withdrawn.borrow().contains(mfn));
+            let counted = self.world.hypervisor.pages.get(*mfn);
+            assert_eq!(counted, (mappings + owned, writable), "{mfn:?}");
+        }
+        let pinned: BTreeSet<u64> = self
+            .mapped
+            .iter()
+            .map(|mapped| mapped.reference)
+            .filter(|reference| *reference >= 8)
+            .collect();
+        assert_eq!(self.world.frontend().grants().pinned(), pinned.len());
+        self.world.check_unharmed();
+    }
+}
+
+fn read(bytes: &[u8]) -> Option<(Head, Vec<Step>)> {
+    script::read(bytes)
+}
+
+pub(crate) fn play(bytes: &[u8]) {
+    let Some((head, steps)) = read(bytes) else { return };
+    let mut play = Play::new(&head);
+    script::each(&steps, |step| play.step(step));
+    play.granter.lock().plan.clear();
+    play.unmap(0..play.mapped.len());
+    play.check();
+    assert_eq!(play.world.audit(), []);
+    end_of(&play.world);
+}
+
+pub(crate) fn tell(bytes: &[u8]) -> String {
+    read(bytes).map_or_else(String::new, |(head, steps)| script::tell(&head, &steps))
+}

@@ -1,0 +1,405 @@
+//! A guest's hypercalls: hostile arrays and pointers, on hardware that may fail.
+//!
+//! Both guests call, grant and use what they have mapped. Handles and references are
+//! mostly such that they mean something, and now and then anything at all. After each
+//! step no stale access was seen and every page has exactly the references of its
+//! entries; a flush that failed has released nothing, and a retry releases the rest.
+
+mod elements;
+
+use std::sync::atomic::Ordering;
+
+use arbitrary::Arbitrary;
+use flush::Gfn;
+use gnttab::{
+    Call, Errno, GrantStorage, GuestAddress, Outcome, Status,
+    abi::{GrantCopy, MapGrantRef, SwapGrantRef, UnmapAndReplace, UnmapGrantRef},
+};
+use host::{
+    World,
+    world::{ARGUMENTS, POISON, granted_gfn},
+};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::{
+    script::{self, Below},
+    watched::{Watched, Watcher},
+    world::{Books, Start, Who, end_of, touch},
+};
+
+use elements::{
+    Command, Copy, Count, Granter, Many, Map, Mostly, Piece, Place, Pointer, Trouble, Unmap,
+};
+
+/// Pages of each guest that can be granted, and references of its table.
+const PAGES: u64 = 24;
+/// Frames where grants are mapped.
+const WINDOW: u64 = 0x10_0000;
+/// Where arguments of the structured steps are, and how far they may reach.
+const BASE: u64 = ARGUMENTS.get() << 12;
+const ARGUMENT_PAGES: u64 = 64;
+
+#[derive(Debug, Arbitrary)]
+enum Step<'a> {
+    Map { by: Who, elements: Many<Map>, trouble: Trouble },
+    Unmap { by: Who, elements: Many<Unmap>, trouble: Trouble },
+    Replace { by: Who, elements: Many<Unmap>, trouble: Trouble },
+    Copy { by: Who, elements: Many<Copy>, trouble: Trouble },
+    Swap { by: Who, first: Below<PAGES>, second: Below<PAGES> },
+    Raw { by: Who, command: Command, at: Pointer, count: Count, bytes: Piece<'a>, trouble: Trouble },
+    Grant { by: Who, reference: Below<PAGES>, read_only: bool, to: Who, page: Below<PAGES> },
+    Scribble { by: Who, word: Below<64>, value: u64 },
+    Touch(Place),
+    Speculate,
+}
+
+/// Where a guest has the page that it grants.
+fn ram(page: u64) -> Gfn {
+    granted_gfn(u32::try_from(page).expect("few pages"))
+}
+
+struct Play {
+    world: World,
+    books: Books,
+    /// Handles and addresses that each guest was told of.
+    told: [Vec<(u32, u64)>; 2],
+}
+
+impl Play {
+    fn new(start: Start) -> Self {
+        let world = start.world(1024);
+        let mut books = Books::default();
+        for who in Who::ALL {
+            for page in 0..PAGES {
+                world.hypervisor.populate(who.guest(&world), ram(page));
+            }
+        }
+        let arguments = (0..ARGUMENT_PAGES).map(|page| Gfn::new(ARGUMENTS.get() + page));
+        for gfn in (0..PAGES).map(ram).chain(arguments) {
+            books.names(gfn);
+            let pages = Who::ALL.map(|who| who.guest(&world).lookup(gfn));
+            books.pages.extend(pages.into_iter().flatten().map(|found| found.mfn));
+        }
+        let play = Self { world, books, told: Default::default() };
+        for page in 0..PAGES {
+            play.grant(Who::Front, page, page % 4 == 3, Who::Back, page);
+            // Of the backend's, one in three is for itself.
+            let to = if page % 3 == 0 { Who::Back } else { Who::Front };
+            play.grant(Who::Back, page, false, to, page);
+        }
+        play
+    }
+
+    fn grant(&self, by: Who, reference: u64, read_only: bool, to: Who, page: u64) {
+        let flags = 1 | u64::from(read_only) << 2;
+        let head = flags | u64::from(to.id().get()) << 16;
+        let table = by.guest(&self.world).grants();
+        let words = table.storage().shared(0).expect("a table has a frame");
+        let place = reference as usize;
+        match table.version() {
+            gnttab::Version::V1 => {
+                words[place].store(head | ram(page).get() << 32, Ordering::SeqCst);
+            }
+            gnttab::Version::V2 => {
+                words[2 * place + 1].store(ram(page).get(), Ordering::SeqCst);
+                words[2 * place].store(head, Ordering::SeqCst);
+            }
+        }
+    }
+
+    fn step(&mut self, step: &Step<'_>) {
+        match step {
+            Step::Map { by, elements, trouble } => self.map(*by, &elements.0, trouble),
+            Step::Unmap { by, elements, trouble } => {
+                let elements = self.unmaps(*by, &elements.0);
+                let ended = self.call_on(*by, 1, &elements, trouble, |element| element.status);
+                let told = ended.iter().map(|element| (element.handle, element.status));
+                self.forget(*by, told.collect());
+            }
+            Step::Replace { by, elements, trouble } => {
+                let new_addr = |unmap: &Unmap| match unmap.new_addr {
+                    Mostly::Usual(()) => 0,
+                    Mostly::Rare(address) => address,
+                };
+                let elements: Vec<_> =
+                    std::iter::zip(self.unmaps(*by, &elements.0), elements.0.iter().map(new_addr))
+                        .map(
+                            |(
+                                UnmapGrantRef { host_addr, handle, status, padding, .. },
+                                new_addr,
+                            )| {
+                                UnmapAndReplace { host_addr, new_addr, handle, status, padding }
+                            },
+                        )
+                        .collect();
+                let ended = self.call_on(*by, 7, &elements, trouble, |element| element.status);
+                let told = ended.iter().map(|element| (element.handle, element.status));
+                self.forget(*by, told.collect());
+            }
+            Step::Copy { by, elements, trouble } => self.copy(*by, &elements.0, trouble),
+            Step::Swap { by, first, second } => {
+                let (first, second) = (first.0 as u32, second.0 as u32);
+                let element = SwapGrantRef { first, second, status: POISON, padding: 0 };
+                self.call_on(*by, 11, &[element], &Trouble::None, |element| element.status);
+            }
+            Step::Raw { by, command, at, count, bytes, trouble } => {
+                self.raw(*by, command, at, count, bytes.0, trouble);
+            }
+            Step::Grant { by, reference, read_only, to, page } => {
+                self.grant(*by, reference.0, *read_only, *to, page.0);
+            }
+            Step::Scribble { by, word, value } => {
+                let table = by.guest(&self.world).grants();
+                let words = table.storage().shared(0).expect("a table has a frame");
+                words[word.0 as usize].store(*value, Ordering::SeqCst);
+            }
+            Step::Touch(place) => {
+                touch(&self.world, Gfn::new(place.address() >> 12));
+            }
+            Step::Speculate => self.world.machine.speculate(),
+        }
+    }
+
+    fn map(&mut self, by: Who, elements: &[Map], trouble: &Trouble) {
+        let elements: Vec<MapGrantRef> = elements
+            .iter()
+            .map(|map| {
+                let mut element = MapGrantRef::new_zeroed();
+                element.host_addr = map.at.address();
+                element.flags = match map.flags {
+                    Mostly::Usual(()) => 2 | u32::from(map.read_only) << 2,
+                    Mostly::Rare(flags) => flags,
+                };
+                element.reference = match map.reference {
+                    Mostly::Usual(reference) => reference.0 as u32,
+                    Mostly::Rare(reference) => reference,
+                };
+                element.domain = match map.granter {
+                    Mostly::Usual(Granter::Other | Granter::AlsoOther) => by.other().id().get(),
+                    Mostly::Usual(Granter::Own) => by.id().get(),
+                    Mostly::Rare(id) => id,
+                };
+                element.status = POISON;
+                element
+            })
+            .collect();
+        let told = self.call_on(by, 0, &elements, trouble, |element| element.status);
+        let okay = |element: &&MapGrantRef| element.status == Status::Okay.value();
+        let mapped = told.iter().filter(okay).map(|element| (element.handle, element.host_addr));
+        self.told[by as usize].extend(mapped);
+    }
+
+    fn copy(&mut self, by: Who, elements: &[Copy], trouble: &Trouble) {
+        let request = |copy: &Copy| GrantCopy {
+            source: copy.from.place(by),
+            dest: copy.to.place(by),
+            length: match copy.length {
+                Mostly::Usual(length) => length.0 as u16,
+                Mostly::Rare(length) => length,
+            },
+            flags: match copy.flags {
+                Mostly::Usual(()) => u16::from(copy.from.granted) | u16::from(copy.to.granted) << 1,
+                Mostly::Rare(flags) => flags,
+            },
+            status: POISON,
+            padding: 0,
+        };
+        let elements: Vec<GrantCopy> = elements.iter().map(request).collect();
+        self.call_on(by, 5, &elements, trouble, |element| element.status);
+    }
+
+    /// Handles that were given back are not asked for again, as a rule.
+    fn forget(&mut self, by: Who, ended: Vec<(u32, i16)>) {
+        let gone = |handle: u32| ended.iter().any(|(of, status)| *of == handle && *status == 0);
+        self.told[by as usize].retain(|(handle, _)| !gone(*handle));
+    }
+
+    fn unmaps(&mut self, by: Who, elements: &[Unmap]) -> Vec<UnmapGrantRef> {
+        let told = std::mem::take(&mut self.told[by as usize]);
+        let elements = elements
+            .iter()
+            .map(|unmap| {
+                let known = match unmap.mapping {
+                    Mostly::Usual(place) if !told.is_empty() => {
+                        told[usize::from(place) % told.len()]
+                    }
+                    Mostly::Usual(place) => (u32::from(place), WINDOW << 12),
+                    Mostly::Rare(handle) => (handle, WINDOW << 12),
+                };
+                let mut element = UnmapGrantRef::new_zeroed();
+                element.handle = known.0;
+                element.host_addr = match &unmap.at {
+                    Mostly::Usual(()) => known.1,
+                    Mostly::Rare(place) => place.address(),
+                };
+                element.status = POISON;
+                element
+            })
+            .collect();
+        self.told[by as usize] = told;
+        elements
+    }
+
+    fn raw(
+        &mut self,
+        by: Who,
+        command: &Command,
+        at: &Pointer,
+        count: &Count,
+        bytes: &[u8],
+        trouble: &Trouble,
+    ) {
+        let end = BASE + (ARGUMENT_PAGES << 12);
+        let command = match command {
+            Command::Offered(number) => number.0 as u32,
+            Command::Any(command) => *command,
+        };
+        let count = match count {
+            Count::One => 1,
+            Count::Few(count) => count.0 as u32,
+            Count::Any(count) => *count,
+        };
+        let mut argument = match at {
+            Pointer::Arguments(offset) => BASE + u64::from(*offset),
+            Pointer::Edge(before) => end - before.0,
+            Pointer::End(before) => u64::MAX - before.0,
+            Pointer::Any(address) => *address,
+        };
+        if count > 100 && argument < end {
+            // So many elements run into the end of memory; it need not take a minute.
+            argument = end - 2048 + argument % 2048;
+        }
+        let guest = by.guest(&self.world);
+        // Some of it may be beyond the end, which is fine.
+        let copied = self.world.hypervisor.copy_to(guest, GuestAddress(argument), bytes);
+        copied.unwrap_or(());
+        let call = Call { command, argument: GuestAddress(argument), count };
+        let outcome = self.run(by, call, trouble);
+        let negative = i32::try_from(count).is_err();
+        assert!(!negative || outcome == Outcome::Failed(Errno::Invalid), "{call:?}: {outcome:?}");
+    }
+
+    /// Makes a call over elements, and returns them as the call left them.
+    fn call_on<T: FromBytes + IntoBytes + Immutable + Clone>(
+        &mut self,
+        by: Who,
+        command: u32,
+        elements: &[T],
+        trouble: &Trouble,
+        status: impl Fn(&T) -> i16,
+    ) -> Vec<T> {
+        let guest = by.guest(&self.world);
+        let pages = || -> Vec<_> {
+            let pages = size_of_val(elements).div_ceil(4096) as u64;
+            (0..pages).map(|page| guest.lookup(Gfn::new(ARGUMENTS.get() + page))).collect()
+        };
+        let before = pages();
+        let copied = self.world.hypervisor.copy_to(guest, GuestAddress(BASE), elements.as_bytes());
+        let count = u32::try_from(elements.len()).expect("few elements");
+        let call = Call { command, argument: GuestAddress(BASE), count };
+        let outcome = self.run(by, call, trouble);
+        let guest = by.guest(&self.world);
+        let mut told = elements.to_vec();
+        let bytes = told.as_mut_bytes();
+        let read = self.world.hypervisor.copy_from(guest, GuestAddress(BASE), bytes);
+        let after: Vec<_> = (0..before.len() as u64)
+            .map(|page| guest.lookup(Gfn::new(ARGUMENTS.get() + page)))
+            .collect();
+        // Unless the guest mapped something over its own arguments, they say how it went.
+        if copied.is_ok() && read.is_ok() && before == after {
+            let statuses: Vec<i16> = told.iter().map(status).collect();
+            let known = |status: &i16| (-13..=0).contains(status);
+            let done = statuses.iter().take_while(|status| **status != POISON).count();
+            assert!(statuses[..done].iter().all(known), "{statuses:?}");
+            assert!(statuses[done..].iter().all(|status| *status == POISON), "{statuses:?}");
+            assert!(outcome != Outcome::Done || done == statuses.len(), "{statuses:?}");
+        } else {
+            told.clear();
+        }
+        told
+    }
+
+    /// Runs a call to its end, with something going wrong, and gets over it.
+    fn run(&mut self, by: Who, call: Call, trouble: &Trouble) -> Outcome {
+        let world = &self.world;
+        let faults = &world.faults;
+        let (_, writes) = faults.copies.get();
+        match trouble {
+            Trouble::None => {}
+            Trouble::Read(n) => {
+                let byte = call.argument.0.saturating_add(8 * u64::from(*n));
+                faults.unreadable.set(Some(byte));
+            }
+            Trouble::Write(n) => faults.fail_write.set(Some(writes + u64::from(*n))),
+            Trouble::Preempt => faults.preempt.set(true),
+            Trouble::Denied(action) => faults.denied.set(Some(*action)),
+            Trouble::Hardware(n, fails) => {
+                world.machine.fail_operation(u64::from(*n) % 40 + 1, (*fails).into());
+            }
+        }
+        let mut failed = Vec::new();
+        let mut next = call;
+        let outcome = loop {
+            let mut ended = world
+                .call_as(by.id(), |domain| next.run(&Watched { domain, watcher: &self.books }));
+            failed.append(&mut ended.failed);
+            match ended.outcome {
+                Outcome::Continue { done, rest } => {
+                    assert!(matches!(trouble, Trouble::Preempt), "nobody asked for it");
+                    assert!(done > 0 && rest.count + done == next.count, "{done} of {next:?}");
+                    assert_eq!(rest.command, next.command);
+                    let batched = matches!(next.command, 0 | 1 | 7);
+                    assert!(!batched || done.is_multiple_of(32), "{done} of {next:?}");
+                    next = rest;
+                }
+                ended @ (Outcome::Done | Outcome::Failed(_)) => break ended,
+            }
+        };
+        faults.unreadable.set(None);
+        faults.fail_write.set(None);
+        faults.preempt.set(false);
+        faults.denied.set(None);
+        if failed.is_empty() {
+            world.machine.repair();
+        } else {
+            assert!(matches!(trouble, Trouble::Hardware(..)), "the hardware works");
+            assert_eq!(outcome, Outcome::Failed(Errno::Fault));
+            // Whatever hardware still holds of it may be used, for nothing is released.
+            world.machine.speculate();
+            let places: Vec<Gfn> = self.books.places.borrow().iter().copied().collect();
+            for gfn in places.into_iter().rev().take(60) {
+                touch(world, gfn);
+            }
+            self.books.check(world, &failed);
+            world.machine.repair();
+            let left = world.retry(by.id(), failed);
+            assert!(left.is_empty(), "a retry on good hardware: {:?}", left[0].error);
+        }
+        if !world.machine.is_running(host::world::OTHER_CPU) {
+            // It could not invalidate, and stayed outside.
+            world.enter(Who::Back.id(), host::world::OTHER_CPU);
+        }
+        outcome
+    }
+}
+
+fn read(bytes: &[u8]) -> Option<(Start, Vec<Step<'_>>)> {
+    script::read(bytes)
+}
+
+pub(crate) fn play(bytes: &[u8]) {
+    let Some((start, steps)) = read(bytes) else { return };
+    let mut play = Play::new(start);
+    script::each(&steps, |step| {
+        play.step(step);
+        play.books.check(&play.world, &[]);
+    });
+    assert_eq!(play.world.audit(), []);
+    assert_eq!(*play.world.faults.crashes.borrow(), []);
+    end_of(&play.world);
+    play.books.check_end(&play.world);
+}
+
+pub(crate) fn tell(bytes: &[u8]) -> String {
+    read(bytes).map_or_else(String::new, |(start, steps)| script::tell(&start, &steps))
+}

@@ -1,0 +1,54 @@
+//! Each target for a few seconds, with the same inputs every time.
+//!
+//! `cargo xtask fuzz` searches for longer and with other inputs.
+
+use std::{fs, path::Path};
+
+use fuzz::{Limit, TARGETS, Target};
+
+/// Decides the inputs.
+const SEED: u64 = 1;
+
+#[track_caller]
+fn check(name: &str) {
+    let target = Target::named(name).expect("a target of that name");
+    let searched = target.search(SEED, Limit::Executions(target.quick));
+    println!("fuzz | {name:<12} | {} inputs", searched.executions);
+    if let Some(crash) = searched.crash {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.bin"));
+        let written = fs::write(&file, &crash.input);
+        written.unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+        let again = format!("cargo xtask fuzz --target {name} --replay {}", file.display());
+        panic!("{}\n{}\nplay it again: {again}", crash.message, target.tell(&crash.input));
+    }
+    assert_eq!(searched.executions, target.quick);
+}
+
+#[test]
+fn no_dmar_table_harms_its_reader() {
+    check("dmar");
+}
+
+#[test]
+fn no_hypercall_leaves_anything_stale_or_the_books_unbalanced() {
+    check("hypercall");
+}
+
+#[test]
+fn no_granter_gains_by_rewriting_its_entries() {
+    check("granter");
+}
+
+#[test]
+fn every_operation_does_what_the_reference_says() {
+    check("operations");
+}
+
+#[test]
+fn every_target_is_tried_here() {
+    let source = include_str!("quick.rs");
+    for target in TARGETS {
+        let call = format!("check(\"{}\")", target.name);
+        assert!(source.contains(&call), "{} has no test here", target.name);
+    }
+}
