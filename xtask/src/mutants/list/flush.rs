@@ -69,7 +69,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "crates/flush/src/batch.rs",
         old: "        if !self.is_paid() {\n            UNFLUSHED",
         new: "        if false {\n            UNFLUSHED",
-        invariant: 33,
+        invariant: 34,
         killer: inside(
             FLUSH,
             "batch::tests::a_batch_dropped_with_a_flush_owed_is_noticed_though_it_holds_nothing",
@@ -107,7 +107,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "crates/flush/src/cover.rs",
         old: "order = order.max(self.orders[end]);",
         new: "",
-        invariant: 32,
+        invariant: 33,
         killer: inside(
             FLUSH,
             "cover::tests::a_page_beside_a_large_leaf_keeps_its_own_size_and_a_page_inside_is_part_of_it",

@@ -17,7 +17,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "crates/iommu_vtd/src/command.rs",
         old: "Self { writes: capabilities.drains_writes(), reads: capabilities.drains_reads() }",
         new: "{ let _ = capabilities; Self { writes: false, reads: false } }",
-        invariant: 35,
+        invariant: 60,
         killer: inside(
             VTD,
             "tests::attach::moving_a_device_goes_through_not_present_and_names_the_old_tag",
@@ -50,7 +50,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         file: "crates/iommu_vtd/src/flush.rs",
         old: "error.get_or_insert(DmaFlushError::Gone { unit: own.unit, source });",
         new: "let _ = source;",
-        invariant: 31,
+        invariant: 32,
         killer: inside(
             VTD,
             "tests::flushes::a_devices_time_out_is_retried_wider_and_a_bounded_number_of_times",
