@@ -85,7 +85,8 @@ impl<M: TableMemory> MarkedP2m<M> {
         }
     }
 
-    /// As [`P2m::set`]. What is put there is not marked.
+    /// As [`P2m::set`]. What is put there is not marked, unless it is over a marked mapping
+    /// of the same page.
     ///
     /// # Errors
     ///

@@ -88,10 +88,10 @@ pub struct MapStopped {
 
 /// Installs `leaf` at `gfn` as one entry of `level`, with the tables it needs.
 ///
-/// Over a leaf that shows the same frame its [`origin`](Leaf::origin) is kept. Over a
-/// vacant entry it is what `leaf` says, by default none: whoever cleared a page there
-/// holds it until the flush. A page that nobody holds must not be mapped there again, in
-/// a smaller leaf, before the flush of the larger one.
+/// Over a leaf that shows the same frame its [`origin`](Leaf::origin) is kept, and that it
+/// was accessed. Over a vacant entry both are what `leaf` says, by default none: whoever
+/// cleared a page there holds it until the flush. A page that nobody holds must not be
+/// mapped there again, in a smaller leaf, before the flush of the larger one.
 ///
 /// Returns the leaf that it replaced, if `over` expected one.
 ///
@@ -180,9 +180,12 @@ fn replace<F: Format, M: TableMemory>(
             let entry = Entry::Leaf(*leaf);
             return Err(MapError::Unexpected(Found { run: place.span, level: place.level, entry }));
         }
-        // A larger leaf that is cached still shows the same frame as the new one.
-        let kept = if new.mfn == leaf.mfn { leaf.origin } else { Level::PAGE };
-        let new = Leaf { origin: new.origin.max(kept), ..*new };
+        // What is cached of the old leaf, or of a larger one, shows the same frame as the new
+        // one: whoever clears that has to see so.
+        let (kept, used) =
+            if new.mfn == leaf.mfn { (leaf.origin, leaf.accessed) } else { (Level::PAGE, false) };
+        let (origin, accessed) = (new.origin.max(kept), new.accessed || used);
+        let new = Leaf { origin, accessed, ..*new };
         let word = tables.format.leaf(place.level, new).map_err(MapError::Unencodable)?;
         Ok(if breaks { 0 } else { word })
     })?;

@@ -321,6 +321,30 @@ fn the_same_page_mapped_again_before_its_flush_stays_held_by_the_first_mapping()
     });
 }
 
+/// Symptom: a page that was the guest's memory and became its own grant, at the same number,
+/// was released while a CPU still had the old mapping of it. Cause: the new leaf began without
+/// a mark, and no proof waited for the change. Cure: a leaf over the same frame keeps the mark.
+#[test]
+fn a_grant_over_the_same_page_of_memory_keeps_the_mark_of_what_it_replaced() {
+    for (used, expected) in [(true, (1, 0)), (false, (0, 0))] {
+        bench(|bench| {
+            let (page, mfn) = (bench.page(), |page: Frame| Mfn::new(page.0));
+            bench.map_as(PageKind::RamReadWrite, page);
+            bench.enter();
+            assert!(!used || bench.touch());
+            let mut mapping: Pages = Batch::new(ID);
+            mapping.edit_many(|skipped, _| {
+                let kind = PageKind::GrantReadWrite;
+                let was = bench.map.borrow_mut().set(GFN, 0, mfn(page), kind, skipped);
+                assert!(was.expect("memory gives way").is_none());
+            });
+            // The call that maps is not at its flush yet when another one unmaps.
+            assert_eq!(bench.end(page), expected, "flushes, stale accesses");
+            std::mem::forget(mapping);
+        });
+    }
+}
+
 /// Its pages are not counted for each mapping, so an older mapping may still be cached.
 #[test]
 fn memory_of_the_guests_own_is_flushed_for_in_any_case() {
