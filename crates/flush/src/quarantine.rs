@@ -23,6 +23,10 @@ static NAMES: AtomicU64 = AtomicU64::new(1);
 
 /// Room for `BATCHES` failed batches of up to `N` pages each.
 ///
+/// Batches are told apart by the number of their domain alone: while it keeps one of a
+/// domain, no other domain may get that number. Hardware of the new one would flush other
+/// CPUs, or under another tag, and be believed for the old one.
+///
 /// Dropping it leaks what it holds, as dropping each [`Held`] does.
 #[derive(Debug)]
 #[must_use = "dropping it leaks every page in it"]

@@ -215,7 +215,8 @@ pub struct Leaf {
     /// none: through a large one from before, hardware reaches the page that was there
     /// then, and the batch that took that page away holds it until its own flush.
     pub origin: Level,
-    /// Whether hardware has used it since it was written.
+    /// Whether hardware has used it since it was written, or used what it replaced if that
+    /// showed the same frame.
     pub accessed: bool,
     /// Whether hardware has written through it since it was written.
     pub dirty: bool,
