@@ -1,9 +1,9 @@
 //! Handles: first in first out, per vCPU, grown by pages, each freed once.
 
-use std::vec::Vec;
+use std::{boxed::Box, vec::Vec};
 
 use super::fake::*;
-use crate::abi::MapGrantRef;
+use crate::abi::{MapGrantRef, UnmapGrantRef};
 use crate::{Maptrack, VcpuId};
 
 fn map_at(world: &World, place: u64) -> MapGrantRef {
@@ -134,4 +134,40 @@ fn freeing_twice_puts_a_handle_on_the_list_once() {
     let mut maptrack = world.maptrack.borrow_mut();
     let taken = (0..300).filter_map(|_| maptrack.reserve(VcpuId(0))).count();
     assert_eq!(taken, 256);
+}
+
+/// Another vCPU ends the mapping behind the second element, after all were read and looked up,
+/// and gets the same handle again for the same grant at `place`.
+#[track_caller]
+fn check_handle_that_came_back(place: u64, want: i16) {
+    let world = World::with_handles(1);
+    let mapped: Vec<_> = (0..256).map(|place| map_at(&world, place)).collect();
+    let (first, second) = (mapped[0], mapped[1]);
+    world.during_write.replace(Some(Box::new(move |world: &World| {
+        assert_eq!(world.unmap(&[unmap_of(&second)]), [0]);
+        let host_addr = (FIRST_GFN + place) << 12;
+        let again = world.map_one(MapGrantRef { host_addr, ..request(second.reference) });
+        assert_eq!((again.status, again.handle), (0, second.handle));
+    })));
+    assert_eq!(world.unmap(&[first, second].map(|map| unmap_of(&map))), [0, want]);
+    assert!(world.during_write.borrow().is_none(), "it came in between");
+    let left = i64::from(want != 0);
+    assert_eq!(world.count(GRANTER, 1).references, left);
+    assert_eq!(world.p2m.borrow().contains_key(&(FIRST_GFN + place)), want != 0);
+    if want != 0 {
+        // Nothing of the try is left: the new mapping can be ended by whoever knows its place.
+        let host_addr = (FIRST_GFN + place) << 12;
+        assert_eq!(world.unmap(&[UnmapGrantRef { host_addr, ..unmap_of(&second) }]), [0]);
+    }
+    for map in &mapped[2..] {
+        assert_eq!(world.unmap(&[unmap_of(map)]), [0]);
+    }
+    world.assert_clean();
+    world.assert_handles_free(256);
+}
+
+#[test]
+fn a_handle_that_came_back_meanwhile_ends_what_is_at_the_address_or_nothing() {
+    check_handle_that_came_back(1, 0);
+    check_handle_that_came_back(1000, -1);
 }
