@@ -15,6 +15,7 @@ mod fuzz;
 mod licences;
 mod lint;
 mod mutants;
+mod planted;
 mod policies;
 mod progress;
 mod qemu;
@@ -135,6 +136,8 @@ mod tests {
         assert!(message(&["xtask", "simulate", "--units", "0"]).contains("1..=16"));
         assert!(message(&["xtask", "fuzz", "--target", "dmr"]).contains("dmar"));
         assert!(message(&["xtask", "fuzz", "--minutes", "0"]).contains("1..=10000"));
+        assert!(message(&["xtask", "mutants", "--table", "--only", "x"]).contains("--only"));
+        assert_eq!(message(&["xtask", "mutants", "--table", "--json"]), "");
         assert!(message(&["xtask", "fuzz", "--replay", "file"]).contains("--target"));
         assert!(message(&["xtask", "qemu", "nvme-identfy"]).contains("nvme-identify"));
         let guest = |more: [&str; 2]| {

@@ -17,13 +17,17 @@ use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::Message;
 use clap::Args;
 use host::scratch::{Patch, Scratch};
+use scenarios::parse;
 
 use crate::checkout;
+use crate::planted;
 use crate::progress::Steps;
+use crate::replay;
 use list::mutants;
 
 /// What `cargo xtask mutants` can be asked.
 #[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct Arguments {
     /// Print one JSON object on standard output instead of a table
     #[arg(long)]
@@ -37,6 +41,9 @@ pub(crate) struct Arguments {
     /// Print the table of docs/testing.md, and run none
     #[arg(long, conflicts_with_all = ["json", "only", "thorough"])]
     markdown: bool,
+    /// Print which scenario fails under which planted bug instead, as `replay --table` does
+    #[arg(long, conflicts_with_all = ["list", "markdown", "only", "thorough"])]
+    table: bool,
     /// Run cargo-mutants on the crates instead, which takes hours
     #[arg(long, conflicts_with_all = ["json", "only"])]
     thorough: bool,
@@ -79,6 +86,9 @@ const LIMIT: Duration = Duration::from_secs(150);
 /// What of the workspace is copied.
 const COPIED: [&str; 3] = ["crates", "tests/host", "tests/hwmodel"];
 
+/// The scenarios of the repository.
+const CORPUS: &str = "tests/scenarios/corpus";
+
 /// Runs the mutants, or says what they are.
 ///
 /// # Errors
@@ -86,6 +96,10 @@ const COPIED: [&str; 3] = ["crates", "tests/host", "tests/hwmodel"];
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.thorough {
         return thorough();
+    }
+    if arguments.table {
+        let files = parse::collect(&[checkout::root().join(CORPUS)])?;
+        return planted::print(&replay::load(&files)?, arguments.json);
     }
     if arguments.markdown {
         print!("{}", report::markdown(mutants()));

@@ -7,18 +7,17 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
-use comfy_table::{Table, presets};
 use scenarios::{
     Broken, Manner,
     parse::{self, Script},
     plants::{self, PLANTS},
     qemu::{self, Program},
     sweep::{Harm, sweep},
-    table::{self, Row},
 };
 use serde::Serialize;
 
 use crate::cases::{CASES, Case};
+use crate::planted;
 use crate::progress::Steps;
 use crate::qemu::{Testbed, Verdict};
 
@@ -105,7 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let files = parse::collect(&arguments.paths)?;
     let scripts = load(&files)?;
     if arguments.table {
-        return print_table(&scripts);
+        return planted::print(&scripts, arguments.json);
     }
     if arguments.sweep {
         return sweep_all(&scripts);
@@ -136,7 +135,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// Reads all files; says what is wrong with every one that makes no sense.
-fn load(files: &[PathBuf]) -> Result<Vec<Script>> {
+pub(crate) fn load(files: &[PathBuf]) -> Result<Vec<Script>> {
     let mut scripts = Vec::new();
     let mut problems = Vec::new();
     for file in files {
@@ -233,7 +232,7 @@ fn boot(testbed: &Testbed, program: &Program, lie: &str) -> Result<(&'static str
 }
 
 /// Runs without the message of a panic, which is part of the verdict.
-fn quietly<T>(action: impl FnOnce() -> T) -> T {
+pub(crate) fn quietly<T>(action: impl FnOnce() -> T) -> T {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let result = action();
@@ -255,30 +254,6 @@ fn shown(broken: &Broken) -> String {
         text += &format!("\n  after:\n{}", indented(&broken.story));
     }
     text
-}
-
-/// Prints which planted bugs each scenario finds; fails if one finds none.
-fn print_table(scripts: &[Script]) -> Result<()> {
-    let mut printed = Table::new();
-    printed.load_style(presets::ASCII_MARKDOWN);
-    printed.set_header(["scenario", "fails under"]);
-    let mut blind = Vec::new();
-    let steps = Steps::new("plants", scripts.len());
-    for script in scripts {
-        steps.begin(&script.file.display().to_string());
-        let Row { name, caught_by } = quietly(|| table::row(script));
-        if caught_by.iter().all(|plant| !table::has_teeth(plant)) {
-            blind.push(name.clone());
-        }
-        printed.add_row([name, caught_by.join(", ")]);
-        steps.end();
-    }
-    drop(steps);
-    println!("{printed}");
-    if !blind.is_empty() {
-        bail!("no planted bug breaks {}", blind.join(", "));
-    }
-    Ok(())
 }
 
 /// Sweeps faults over each scenario; fails if one of them does harm.
