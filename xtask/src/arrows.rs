@@ -64,7 +64,7 @@ const ROWS: &[Row] = &[
     Row { package: "quiesce-guests", ours: &[], others: &[] },
     Row {
         package: "quiesce-fuzz",
-        ours: &[FLUSH, STAGE2, P2M, VTD, GNTTAB, HWMODEL, HOST],
+        ours: &[FLUSH, STAGE2, P2M, VTD, GNTTAB, HWMODEL, HOST, SCENARIOS, TESTBED],
         others: &["arbitrary", "bolero", "bolero-engine", "clap", "rand", "zerocopy"],
     },
     // Only development dependencies, so that no test builds them.

@@ -20,7 +20,7 @@ use crate::checkout;
 use crate::records;
 
 /// The targets; a test of `quiesce-fuzz` checks that there are no others.
-const TARGETS: &[&str] = &["dmar", "hypercall", "granter", "operations"];
+const TARGETS: &[&str] = &["dmar", "hypercall", "granter", "operations", "scenario", "elf"];
 
 /// How many targets are searched at once.
 const AT_ONCE: usize = 2;

@@ -6,10 +6,12 @@
 //! the same seed, and shrinks what it finds to a file that [`Target::play`] plays again.
 
 mod dmar;
+mod elf;
 mod engine;
 mod granter;
 mod hypercall;
 mod operations;
+mod scenario;
 mod script;
 mod watched;
 mod world;
@@ -67,6 +69,22 @@ pub const TARGETS: &[Target] = &[
         quick: 200,
         play: operations::play,
         tell: operations::tell,
+    },
+    Target {
+        name: "scenario",
+        about: "text of scenario files: no panic, every error names the file and a line",
+        longest: 300,
+        quick: 2_000,
+        play: scenario::play,
+        tell: scenario::tell,
+    },
+    Target {
+        name: "elf",
+        about: "ELF bytes of a guest: no panic, nothing outside of the file, no overlaps",
+        longest: 600,
+        quick: 60_000,
+        play: elf::play,
+        tell: elf::tell,
     },
 ];
 

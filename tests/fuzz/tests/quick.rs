@@ -45,6 +45,16 @@ fn every_operation_does_what_the_reference_says() {
 }
 
 #[test]
+fn no_scenario_file_is_refused_without_its_name_and_line() {
+    check("scenario");
+}
+
+#[test]
+fn no_elf_file_harms_its_reader() {
+    check("elf");
+}
+
+#[test]
 fn every_target_is_tried_here() {
     let source = include_str!("quick.rs");
     for target in TARGETS {
