@@ -19,7 +19,7 @@ use flush::{
 };
 use gnttab::{Call, Domain, GuestAddress, Outcome, VcpuId, give_out};
 use hwmodel::{
-    Actor, Frame, InvalidateFailed, Machine, MachineConfig, Policy, Root, Space, UnitId,
+    Actor, Frame, InvalidateFailed, Machine, MachineConfig, Owner, Policy, Root, Space, UnitId,
     WitnessKind,
 };
 use iommu_vtd::{Device, DmaFlush, Members, QueueMemory, SourceId, Unit, UnitConfig, UnitState};
@@ -65,6 +65,8 @@ pub struct Setup {
     pub units: usize,
     /// Depth of the tables that devices have of their own.
     pub levels: VtdLevels,
+    /// Binary logarithm of the pages of each unit's queue, 0 to 7.
+    pub ring: u8,
 }
 
 impl Setup {
@@ -101,6 +103,7 @@ impl Default for Setup {
             frames: 8192,
             units: 1,
             levels: VtdLevels::Four,
+            ring: 0,
         }
     }
 }
@@ -232,9 +235,13 @@ impl World {
         let memory = hypervisor.memory.clone();
         let frame = || memory.ram().allocate(HYPERVISOR).expect("memory for the queue");
         let bring_up = |number| {
+            let ring = || {
+                let block = machine.allocate_block(Owner(u32::from(HYPERVISOR.get())), setup.ring);
+                Mfn::new(block.expect("memory for the queue").0)
+            };
             let queue = (!setup.registers).then(|| QueueMemory {
-                ring: frame(),
-                order: 0,
+                ring: ring(),
+                order: setup.ring,
                 status: frame(),
             });
             let registers = Registers { machine: machine.clone(), unit: UnitId(number) };

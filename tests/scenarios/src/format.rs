@@ -135,6 +135,8 @@ pub struct Unit {
     pub latency: u32,
     /// Fault records.
     pub fault_records: u16,
+    /// Pages of the queue, of 256 commands each, as a power of two.
+    pub ring: u8,
 }
 
 impl Default for Unit {
@@ -150,6 +152,7 @@ impl Default for Unit {
             address_bits: 48,
             latency: 2,
             fault_records: 1,
+            ring: 0,
         }
     }
 }
@@ -254,6 +257,8 @@ actions! {
     copy: Copy,
     /// A call that was left goes on.
     go_on: GoOn,
+    /// A domain lets entries of its grant table change places in one hypercall.
+    swap: Swap,
     /// A domain chooses the version of its grant table.
     set_version: SetVersion,
     /// A domain asks for the frames of its grant table.

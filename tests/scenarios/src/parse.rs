@@ -202,7 +202,7 @@ fn check_frame(scenario: &Scenario) -> Result<(), Wrong> {
         return fail(format!("kind `{kind}` is no kind of fault; expected such as `F02`"));
     }
     let (machine, unit) = (&scenario.machine, &scenario.unit);
-    let ranges: [(&str, u64, u64, u64); 9] = [
+    let ranges: [(&str, u64, u64, u64); 10] = [
         ("machine.levels", machine.levels.into(), 3, 5),
         ("machine.frames", machine.frames, 512, 65_536),
         ("machine.handle_pages", machine.handle_pages as u64, 1, 1024),
@@ -212,6 +212,7 @@ fn check_frame(scenario: &Scenario) -> Result<(), Wrong> {
         ("unit.address_bits", unit.address_bits.into(), 30, 57),
         ("unit.latency", unit.latency.into(), 1, 100),
         ("unit.fault_records", unit.fault_records.into(), 1, 256),
+        ("unit.ring", unit.ring.into(), 0, 7),
     ];
     for (key, value, least, most) in ranges {
         if !(least..=most).contains(&value) {

@@ -241,6 +241,7 @@ impl Lowering {
             Action::Entry(_)
             | Action::Copy(_)
             | Action::GoOn(_)
+            | Action::Swap(_)
             | Action::SetVersion(_)
             | Action::ListFrames(_)
             | Action::StatusFrame(_)

@@ -153,6 +153,7 @@ impl Session {
             Action::Unmap(unmap) => self.unmap(unmap, doing),
             Action::Copy(copy) => self.copy(copy, doing),
             Action::GoOn(call) => self.go_on(call, doing),
+            Action::Swap(swap) => self.swap(swap, doing),
             Action::SetVersion(set) => self.set_version(set, doing),
             Action::ListFrames(list) => self.list_frames(list, doing),
             Action::StatusFrame(frame) => self.status_frame(frame),

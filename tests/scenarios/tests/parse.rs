@@ -64,6 +64,8 @@ fn lists_have_to_fit() {
     let grant = "[[step]]\ngrant = { pages = \"a[0..3]\" }\n[[step]]\n";
     let map = |rest: &str| format!("{grant}map = {{ pages = \"a[0..3]\", at = 1, {rest} }}\n");
     refused(&map("status = [0, 0]"), 5, &["`status` has 2 values for 3 elements"]);
+    let swap = format!("{grant}swap = {{ pages = [\"a0\", \"a1\"], with = \"a2\" }}\n");
+    refused(&swap, 5, &["with has 1 names", "expected 2"]);
     refused(&map("as = \"b\""), 5, &["`as` has 1 names", "expected 3"]);
     refused(&map("alter = [{ element = 3 }]"), 5, &["element 3", "expected 0 to 2"]);
 }
@@ -72,6 +74,7 @@ fn lists_have_to_fit() {
 fn numbers_have_their_range() {
     refused("[machine]\nlevels = 6\n", 2, &["machine.levels is 6", "3 to 5"]);
     refused("[unit]\ncount = 0\n", 2, &["unit.count is 0", "1 to 4"]);
+    refused("[unit]\nring = 8\n", 2, &["unit.ring is 8", "0 to 7"]);
     refused("[unit]\nlatency = -1\n", 4, &["invalid value", "u32"]);
     step("populate = { pages = \"p\", at = 0, order = 3 }", &["order is 3", "0 or 9"]);
     step("populate = { pages = \"p\", at = 7, order = 9 }", &["at is 0x7", "multiple of 512"]);

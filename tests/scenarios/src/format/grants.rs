@@ -263,6 +263,24 @@ pub struct GoOn {
     pub iotlb: Option<Count>,
 }
 
+/// `swap`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Swap {
+    /// Pages whose grants change places with those of `with`, by name.
+    pub pages: Names,
+    /// The others, one for each.
+    pub with: Names,
+    /// Whose table.
+    #[serde(default = "front")]
+    pub by: String,
+    /// How it ends.
+    #[serde(default)]
+    pub outcome: End,
+    /// The status of each, or of all; 0 if absent.
+    pub status: Option<OneOrMany<i16>>,
+}
+
 /// `set_version`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

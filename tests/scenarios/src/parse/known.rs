@@ -55,6 +55,18 @@ impl Known {
                 fits("status", copy.status.as_ref(), copy.pages.0.len())
             }
             Action::GoOn(call) => self.domain(&call.by),
+            Action::Swap(swap) => {
+                self.domain(&swap.by)?;
+                self.pages(&swap.pages)?;
+                self.pages(&swap.with)?;
+                let (pages, with) = (swap.pages.0.len(), swap.with.0.len());
+                if pages != with {
+                    return Err(format!(
+                        "with has {with} names; expected {pages}, one for each page"
+                    ));
+                }
+                fits("status", swap.status.as_ref(), pages)
+            }
             Action::SetVersion(set) => self.domain(&set.by),
             Action::ListFrames(list) => self.domain(&list.by),
             Action::StatusFrame(frame) => self.domain(&frame.by),

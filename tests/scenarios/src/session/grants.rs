@@ -106,6 +106,19 @@ impl Session {
         Ok((bits & 1 << 3 != 0, bits & 1 << 4 != 0))
     }
 
+    /// The frame number in an entry of a granter's table.
+    pub(super) fn entry_frame(&self, granter: DomainId, reference: u32) -> Option<Gfn> {
+        let table = self.domain_by_id(granter).ok()?.grants();
+        let per_page = table.version().per_page();
+        let (page, place) = (reference as usize / per_page, reference as usize % per_page);
+        let words = table.storage().shared(page)?;
+        let frame = match table.version() {
+            Version::V1 => words[place].load(Ordering::SeqCst) >> 32,
+            Version::V2 => words[2 * place + 1].load(Ordering::SeqCst),
+        };
+        Some(Gfn::new(frame))
+    }
+
     /// Ends a grant as a careful granter does: only if it is not in use, in one step.
     fn revoke(&self, granter: DomainId, reference: u32) -> Result<bool, String> {
         let table = self.domain_by_id(granter)?.grants();

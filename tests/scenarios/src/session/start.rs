@@ -51,6 +51,7 @@ fn setup(scenario: &Scenario, layout: Layout, policy: Policy, slow: bool) -> Set
         frames: machine.frames,
         units: scenario.unit.count,
         levels,
+        ring: scenario.unit.ring,
     }
 }
 

@@ -1,9 +1,9 @@
 //! Steps about a domain's grant table as a whole, and copies between pages.
 
-use flush::Gfn;
+use flush::{DomainId, Gfn};
 use gnttab::{
     Outcome, TableFrame,
-    abi::{GetStatusFrames, SetupTable},
+    abi::{GetStatusFrames, SetupTable, SwapGrantRef},
 };
 use host::{
     calls::{Side, copy_request, operation},
@@ -12,7 +12,8 @@ use host::{
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{Doing, Session};
-use crate::format::{Copy, Ending, ListFrames, SetVersion, Sort, StatusFrame};
+use crate::format::{Copy, Ending, ListFrames, SetVersion, Sort, StatusFrame, Swap};
+use crate::values::Count;
 
 const SETUP_TABLE: u32 = 2;
 const GET_STATUS_FRAMES: u32 = 9;
@@ -45,6 +46,63 @@ impl Session {
                 format!("version {} is in force; expected {then}", version[0])
             }),
             None => Ok(()),
+        }
+    }
+
+    pub(super) fn swap(&self, swap: &Swap, doing: Doing<'_>) -> Result<(), String> {
+        let id = self.domain(&swap.by)?.id();
+        let mut elements = Vec::new();
+        for (page, with) in swap.pages.0.iter().zip(&swap.with.0) {
+            let mut element = SwapGrantRef::new_zeroed();
+            element.first = self.last_grant(page, id)?;
+            element.second = self.last_grant(with, id)?;
+            element.status = POISON;
+            elements.push(element);
+        }
+        let (outcome, flushes) = self.elements(id, operation::SWAP, &mut elements, doing)?;
+        for element in &elements {
+            let (one, other) = ((id, element.first), (id, element.second));
+            // A call that ends at a fault may have swapped the pair whose status it could
+            // not write.
+            let done = element.status == 0
+                || element.status == POISON && outcome != Outcome::Done && self.changed(one, other);
+            if done {
+                self.rename_grants(one, other);
+            }
+            if element.status == POISON {
+                break;
+            }
+        }
+        let statuses: Vec<i16> = elements.iter().map(|element| element.status).collect();
+        self.say(format!("{} swaps {} pair(s) of entries: {outcome:?}", swap.by, elements.len()));
+        let (status, none) = (swap.status.clone(), Some(Count { min: 0, max: 0 }));
+        let ending = Ending { outcome: swap.outcome, status, tlb: none, iotlb: none };
+        self.judge_call(&ending, outcome, &statuses, flushes)
+    }
+
+    /// The reference of the newest grant of a page in the table of `granter`.
+    fn last_grant(&self, page: &str, granter: DomainId) -> Result<u32, String> {
+        let grants = self.page(page)?.grants;
+        let found = grants.iter().rev().find(|(by, _)| *by == granter);
+        let found = found.map(|(_, reference)| *reference);
+        found.ok_or_else(|| format!("{} does not grant `{page}`", self.domain_name(granter)))
+    }
+
+    /// Whether the entry of one grant shows the page that was the other's.
+    fn changed(&self, one: (DomainId, u32), other: (DomainId, u32)) -> bool {
+        let pages = self.pages.borrow();
+        let page = pages.values().find(|page| page.grants.contains(&other));
+        page.is_some_and(|page| self.entry_frame(one.0, one.1) == Some(page.gfn))
+    }
+
+    /// What one of two grants was is the other one now.
+    fn rename_grants(&self, one: (DomainId, u32), other: (DomainId, u32)) {
+        for grant in self.pages.borrow_mut().values_mut().flat_map(|page| &mut page.grants) {
+            if *grant == one {
+                *grant = other;
+            } else if *grant == other {
+                *grant = one;
+            }
         }
     }
 
