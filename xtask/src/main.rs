@@ -105,7 +105,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Mutants(arguments) => mutants::run(&arguments)?,
         Command::Lint => lint::run()?,
         Command::Ci => {
-            test::run(&test::Arguments { repeat: 1 })?;
+            test::run(&test::Arguments { repeat: 1, model: false })?;
             lint::run()?;
         }
     }
@@ -132,6 +132,7 @@ mod tests {
         assert!(message(&["xtask", "demo", "--grants", "0"]).contains("1..=10000"));
         assert!(message(&["xtask", "demo", "--grants", "10001"]).contains("1..=10000"));
         assert!(message(&["xtask", "test", "--repeat", "0"]).contains("1.."));
+        assert_eq!(message(&["xtask", "test", "--model", "--repeat", "20"]), "");
         assert!(message(&["xtask", "simulate", "--cpus", "257"]).contains("1..=256"));
         assert!(message(&["xtask", "simulate", "--units", "0"]).contains("1..=16"));
         assert!(message(&["xtask", "fuzz", "--target", "dmr"]).contains("dmar"));
