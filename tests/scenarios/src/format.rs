@@ -125,6 +125,12 @@ pub struct Unit {
     pub caching_mode: bool,
     /// They see stores in the processors' caches.
     pub coherent: bool,
+    /// They see stores to their tables only once a buffer was flushed.
+    pub write_buffer: bool,
+    /// Commands have to ask for writes on their way to be waited for; else each waits.
+    pub drain_writes: bool,
+    /// The same for reads.
+    pub drain_reads: bool,
     /// Large leaves of 2 MiB exist.
     pub large_leaves: bool,
     /// Bits of a domain id that they tell apart.
@@ -147,6 +153,9 @@ impl Default for Unit {
             max_address_mask: 18,
             caching_mode: false,
             coherent: true,
+            write_buffer: false,
+            drain_writes: true,
+            drain_reads: true,
             large_leaves: true,
             domain_id_bits: 16,
             address_bits: 48,
@@ -281,9 +290,9 @@ actions! {
     access: Access,
     /// Hardware caches whatever it can reach.
     speculate: Speculate,
-    /// A device begins a write.
+    /// A device begins an access.
     dma_begin: DmaBegin,
-    /// A device finishes a write that it began.
+    /// A device finishes what it began.
     dma_finish: DmaFinish,
     /// A device is given to a domain.
     attach: Attach,

@@ -46,6 +46,9 @@ pub struct DmaBegin {
     pub by: String,
     /// Mappings, by name.
     pub mappings: Names,
+    /// What it does.
+    #[serde(default)]
+    pub kind: AccessKind,
 }
 
 /// `dma_finish`.

@@ -145,24 +145,32 @@ impl Session {
         let device = self.device(&begin.by)?;
         for name in &begin.mappings.0 {
             let address = self.mapping(name)?.gfn.get() << 12;
-            let begun = self.world.machine.dma_begin_write(device.source.get(), address, &[7; 8]);
+            let (machine, source) = (&self.world.machine, device.source.get());
+            let begun = match begin.kind {
+                AccessKind::Write => machine.dma_begin_write(source, address, &[7; 8]),
+                AccessKind::Read => machine.dma_begin_read(source, address, 8),
+            };
             match begun {
                 Ok(ticket) => self.flights.borrow_mut().push(ticket),
                 Err(error) => {
-                    self.expect(false, || format!("{} cannot write: {error:?}", begin.by))?;
+                    self.expect(false, || format!("{} cannot begin: {error:?}", begin.by))?;
                 }
             }
         }
-        self.say(format!("{} begins {} writes", begin.by, begin.mappings.0.len()));
+        let what = match begin.kind {
+            AccessKind::Write => "writes",
+            AccessKind::Read => "reads",
+        };
+        self.say(format!("{} begins {} {what}", begin.by, begin.mappings.0.len()));
         Ok(())
     }
 
     pub(super) fn dma_finish(&self) -> Result<(), String> {
         for ticket in self.flights.take() {
             let finished = self.world.machine.dma_finish(ticket);
-            self.expect(finished.is_ok(), || format!("a write is lost: {finished:?}"))?;
+            self.expect(finished.is_ok(), || format!("an access is lost: {finished:?}"))?;
         }
-        self.say("the writes on their way arrive".to_owned());
+        self.say("what is on its way arrives".to_owned());
         Ok(())
     }
 
