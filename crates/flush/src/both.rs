@@ -27,8 +27,10 @@ impl Entry {
 pub(crate) struct Both {
     /// What CPUs must forget; and what devices must, as long as that is the same.
     tlb: Cover,
-    /// What devices must forget, from when it is not.
-    iotlb: Option<Cover>,
+    /// What devices must forget, from when it is not; nothing before.
+    iotlb: Cover,
+    /// Whether it is the same so far.
+    alike: bool,
     /// Said for the CPUs alone so far, while the rest is alike.
     waiting: Option<Entry>,
 }
@@ -37,13 +39,13 @@ impl Both {
     /// Nothing.
     #[inline]
     pub(crate) const fn new() -> Self {
-        Self { tlb: Cover::new(), iotlb: None, waiting: None }
+        Self { tlb: Cover::new(), iotlb: Cover::new(), alike: true, waiting: None }
     }
 
     /// Adds `entry` for the kinds that walk the edited table.
     #[inline]
     pub(crate) fn add<K: Records>(&mut self, entry: Entry) {
-        if self.iotlb.is_none() {
+        if self.alike {
             match (K::TLB, K::IOTLB, self.waiting) {
                 (true, false, None) => {
                     self.waiting = Some(entry);
@@ -87,10 +89,7 @@ impl Both {
     /// What devices must forget, between edits.
     #[inline]
     pub(crate) const fn iotlb(&self) -> &Cover {
-        match &self.iotlb {
-            Some(iotlb) => iotlb,
-            None => &self.tlb,
-        }
+        if self.alike { &self.tlb } else { &self.iotlb }
     }
 
     /// Whether nothing has to be forgotten.
@@ -108,18 +107,20 @@ impl Both {
         if tlb {
             self.tlb.clear();
         }
-        match &mut self.iotlb {
-            Some(owed) if iotlb && !tlb => owed.clear(),
-            Some(_) if iotlb => self.iotlb = None,
-            Some(_) | None => {}
+        if !self.alike && iotlb {
+            self.iotlb.clear();
+            self.alike = tlb;
         }
     }
 
     /// Makes two covers of one, if that was not done yet.
+    ///
+    /// Copied are the runs there are. A batch of edits for one kind alone has none yet.
     #[cold]
     fn part(&mut self) {
-        if self.iotlb.is_none() {
-            self.iotlb = Some(self.tlb.clone());
+        if self.alike {
+            self.iotlb.clone_from(&self.tlb);
+            self.alike = false;
         }
         if let Some(entry) = self.waiting.take() {
             entry.add_to(&mut self.tlb);
@@ -130,8 +131,8 @@ impl Both {
         if K::TLB {
             note(&mut self.tlb);
         }
-        if let Some(iotlb) = self.iotlb.as_mut().filter(|_| K::IOTLB) {
-            note(iotlb);
+        if K::IOTLB {
+            note(&mut self.iotlb);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! hypercall.
 
 use flush::{
-    Batch, Cleared, Combiner, DomainId, Gfn, Hardware, Iotlb, Run, Tlb,
+    Batch, Cleared, Combiner, DomainId, Gfn, Hardware, Iotlb, NoIommu, Run, Tlb,
     plan::{Limits, Planner, Policy},
 };
 
@@ -30,6 +30,8 @@ enum What {
     Combine,
     /// The pages come out again.
     Release,
+    /// All from record to release, of a domain that no device belongs to.
+    CpusOnly,
 }
 
 /// One part of the work on a batch.
@@ -44,9 +46,9 @@ impl Part {
     /// Every part with every number of pages.
     #[must_use]
     pub fn all() -> Vec<Self> {
-        use What::{Combine, Plan, Record, Release, Submit};
+        use What::{Combine, CpusOnly, Plan, Record, Release, Submit};
         let mut all = Vec::new();
-        for what in [Record, Plan, Submit, Combine, Release] {
+        for what in [Record, Plan, Submit, Combine, Release, CpusOnly] {
             for pages in [1, 8, 32, MOST] {
                 all.extend([false, true].map(|random| Self { what, pages, random }));
             }
@@ -69,6 +71,7 @@ impl Part {
             What::Submit => "submit",
             What::Combine => "combine",
             What::Release => "release",
+            What::CpusOnly => "cpus-only",
         };
         let layout = if self.random { "random" } else { "contiguous" };
         format!("{what}/{}/{layout}", self.pages)
@@ -85,7 +88,7 @@ impl Part {
     pub fn prepare(&self) -> Ready {
         let frames = frames(self.pages, self.random);
         let mut batch = Batch::new(DOMAIN);
-        if self.what != What::Record {
+        if !matches!(self.what, What::Record | What::CpusOnly) {
             record(&mut batch, &frames);
         }
         if self.what == What::Release {
@@ -132,6 +135,10 @@ impl Ready {
                 self.batch.len() as u64
             }
             What::Release => release(&mut self.batch),
+            What::CpusOnly => {
+                record_for_cpus(&mut self.batch, &self.frames);
+                release(&mut self.batch)
+            }
         }
     }
 
@@ -148,6 +155,16 @@ fn record(batch: &mut Batch<u64, MOST>, frames: &[Gfn]) {
             let cpu = skipped.leaf::<Tlb>(run, 0);
             let cleared: Cleared<'_> = cpu.with(&skipped.leaf::<Iotlb>(run, 0));
             Ok::<_, ()>((frame.get(), cleared))
+        });
+        held.expect("there is room for all");
+    }
+}
+
+fn record_for_cpus(batch: &mut Batch<u64, MOST>, frames: &[Gfn]) {
+    for frame in frames {
+        let held = batch.hold(|skipped| {
+            let cpu = skipped.leaf::<Tlb>(Run::single(*frame), 0);
+            Ok::<_, ()>((frame.get(), cpu.with(&NoIommu.gone(skipped))))
         });
         held.expect("there is room for all");
     }

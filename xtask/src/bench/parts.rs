@@ -80,7 +80,8 @@ fn table(rows: &[Row]) -> String {
 
 const LEGEND: &str = "\
 Hardware does nothing, and no table is walked. combine is submit through a combiner that nobody\n\
-else uses at the time. More than 32 separate frames become fewer, wider runs.";
+else uses at the time. cpus-only is record, submit and release together, of a domain that no device\n\
+belongs to. More than 32 separate frames become fewer, wider runs.";
 
 #[cfg(test)]
 mod tests {
