@@ -40,6 +40,8 @@ pub(crate) enum Processors {
     ThreeWithGuests,
     /// The same, at the same time: on as many threads.
     ThreeInParallel,
+    /// Four that run guests. They take turns.
+    FourWithGuests,
 }
 
 /// A guest that a case runs, of the package `quiesce-guests`.
@@ -99,6 +101,11 @@ impl Case {
 
     const fn parallel(mut self) -> Self {
         self.processors = Processors::ThreeInParallel;
+        self
+    }
+
+    const fn four(mut self) -> Self {
+        self.processors = Processors::FourWithGuests;
         self
     }
 
@@ -216,6 +223,8 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("calls-from-two-cpus", "two virtual processors map and unmap grants at once")
         .guests(),
     Case::new("calls-in-parallel", "the same where the processors run at the same time").parallel(),
+    Case::new("combined-flushes", "three processors give back at once: two flushes serve them all")
+        .four(),
     Case::new("domain-life", "a domain runs, pauses and ends, and every frame comes back").guests(),
     Case::new("domain-destroyed-in-mid-batch", "a domain ends before the flush of its own unmap")
         .guests(),

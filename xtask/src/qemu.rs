@@ -333,11 +333,13 @@ fn machine(image: &Path, trace: &Path, case: &Case) -> Command {
     // this machine is.
     const ONE: &[&str] = &["-cpu", "max,+svm"];
     const THREE: &[&str] = &["-smp", "3", "-cpu", "max,+svm"];
+    const FOUR: &[&str] = &["-smp", "4", "-cpu", "max,+svm"];
     let (threads, processors) = match case.processors {
         Processors::One => ("tcg,thread=single", &[][..]),
         Processors::OneWithGuests => ("tcg,thread=single", ONE),
         Processors::ThreeWithGuests => ("tcg,thread=single", THREE),
         Processors::ThreeInParallel => ("tcg,thread=multi", THREE),
+        Processors::FourWithGuests => ("tcg,thread=single", FOUR),
     };
     let mut command = checkout::command(Tool::Qemu.program());
     command

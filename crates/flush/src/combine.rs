@@ -82,6 +82,24 @@ impl<T, I, const SEATS: usize, const SLOTS: usize> Combiner<T, I, SEATS, SLOTS> 
         self.domain
     }
 
+    /// What flushes the CPUs, and whatever else it knows of them.
+    #[must_use]
+    pub const fn tlb(&self) -> &T {
+        &self.tlb
+    }
+
+    /// What flushes the devices, and whatever else it knows of them.
+    #[must_use]
+    pub const fn iotlb(&self) -> &I {
+        &self.iotlb
+    }
+
+    /// Both, for a domain that has ended: nobody has a seat any more.
+    #[must_use]
+    pub fn into_hardware(self) -> (T, I) {
+        (self.tlb, self.iotlb)
+    }
+
     /// How many tickets were taken since the start: requests, each of one batch.
     #[must_use]
     pub fn tickets(&self) -> u64 {

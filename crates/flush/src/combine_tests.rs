@@ -259,3 +259,18 @@ fn many_threads_that_flush_at_once_release_nothing_stale() {
     });
     assert!(combiner.flushes() <= combiner.tickets());
 }
+
+#[test]
+fn the_flushers_are_lent_and_come_back_when_nobody_has_a_seat() {
+    let combiner = logged();
+    let mut batch = Batch::<u64, 1>::new(DOMAIN);
+    let held = batch.hold(|skipped| Ok::<_, ()>((5, skipped.leaf::<Shared>(run(5, 5), 0).into())));
+    assert_eq!(held, Ok(()));
+    let seat = combiner.seat(0, idle).unwrap();
+    assert!(batch.flush(&seat.hardware()).unwrap().next_page().is_some());
+    drop(seat);
+    combiner.iotlb().covers.borrow_mut().push(Cover::NOTHING);
+    assert_eq!(*combiner.tlb().covers.borrow(), [single(5)]);
+    let (tlb, iotlb) = combiner.into_hardware();
+    assert_eq!((tlb.covers.into_inner().len(), iotlb.covers.into_inner().len()), (1, 2));
+}

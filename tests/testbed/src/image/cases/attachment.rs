@@ -47,7 +47,7 @@ pub(super) fn reattach(machine: &Machine) -> Result<(), Failure> {
     let other_tag = world.tag(bystander)?;
     writes_into(&world, theirs, ours)?;
     world.is_kept_out(ONE, only)?;
-    ensure!(backend.dma.devices() == 0, "the backend still has a device");
+    ensure!(backend.dma().devices() == 0, "the backend still has a device");
 
     hand_over(&world, bystander, backend)?;
     let last_tag = world.tag(backend)?;
@@ -63,7 +63,7 @@ pub(super) fn reattach(machine: &Machine) -> Result<(), Failure> {
 fn hand_over(world: &World, from: &Guest, to: &Guest) -> Result<(), Failure> {
     world.stop_controller()?;
     let units = world.hypervisor.iommu.units();
-    from.dma.reattach(&to.dma, units, &Memory, world.controller).context("reattach")?;
+    from.dma().reattach(to.dma(), units, &Memory, world.controller).context("reattach")?;
     world.start_controller(to)
 }
 
@@ -84,7 +84,7 @@ pub(super) fn detach(machine: &Machine) -> Result<(), Failure> {
         Ok(())
     })?;
     world.no_fault()?;
-    backend.dma.detach(units, &Memory, device.unit, device.source).context("detach")?;
+    backend.dma().detach(units, &Memory, device.unit, device.source).context("detach")?;
     ensure!(!World::edu_lands(&edu, BOTH, page)?, "a detached device reached memory");
     world.refused(device, Request::Write, BOTH, Reason::NotAttached)?;
     ensure!(world.lands(BOTH, page)?, "the other device of the domain is blocked");
@@ -92,7 +92,7 @@ pub(super) fn detach(machine: &Machine) -> Result<(), Failure> {
 
     let tag = world.tag(backend)?;
     let last = world.controller;
-    backend.dma.detach(units, &Memory, last.unit, last.source).context("detach")?;
+    backend.dma().detach(units, &Memory, last.unit, last.source).context("detach")?;
     let words = poison::fill(page)?;
     ensure!(world.write_page(BOTH).is_err(), "a blocked controller fetched a command");
     ensure!(words.iter().all(poison::is_left), "a blocked controller wrote memory");
@@ -102,8 +102,8 @@ pub(super) fn detach(machine: &Machine) -> Result<(), Failure> {
         fault.source == last.source && fault.reason == Reason::NotAttached,
         "the fault is {fault:x?}"
     );
-    ensure!(backend.dma.tag(last.unit).is_none(), "number {tag} is still in use");
-    say!("@ detach tag={tag} devices={}", backend.dma.devices());
+    ensure!(backend.dma().tag(last.unit).is_none(), "number {tag} is still in use");
+    say!("@ detach tag={tag} devices={}", backend.dma().devices());
     world.report_boot(Overwritten::default());
     Ok(())
 }

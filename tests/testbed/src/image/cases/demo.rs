@@ -125,7 +125,7 @@ fn run(machine: &Machine, policy: Policy) -> Result<(), Failure> {
         after.pages_flushed - before.pages_flushed
     );
     world.report_boot(Overwritten::default());
-    let kicks = world.guest(BACKEND)?.cpus.counts().kicks;
+    let kicks = world.guest(BACKEND)?.cpus().counts().kicks;
     ensure!(kicks == 0, "{kicks} processors were kicked, and there is no other");
     Ok(())
 }

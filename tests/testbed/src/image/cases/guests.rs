@@ -74,7 +74,7 @@ pub(super) fn alone(machine: &Machine) -> Result<Shutdown, Failure> {
     let mut hypervisor = bring_up(machine)?;
     let initial = line.number("initial", 0)? != 0;
     let id = DomainId::new(if initial { 0 } else { 1 });
-    hypervisor.add(Guest::new(id, Layout::Separate)?)?;
+    hypervisor.add(Guest::new(id, Layout::Separate, &hypervisor.iommu)?)?;
     if !initial {
         add_first(&mut hypervisor)?;
     }
@@ -98,7 +98,7 @@ fn two(machine: &Machine) -> Result<(), Failure> {
     ensure!(processors.count() >= 3, "{} processors, not 3", processors.count());
     let mut hypervisor = bring_up(machine)?;
     for id in [BACKEND, FRONTEND] {
-        hypervisor.add(Guest::new(id, Layout::Separate)?)?;
+        hypervisor.add(Guest::new(id, Layout::Separate, &hypervisor.iommu)?)?;
     }
     let words = machine.command_line().for_guest();
     let file = machine.module(0).context("a boot module with the guests")?;
@@ -161,7 +161,7 @@ fn ends(machine: &Machine) -> Result<(), Failure> {
         ("role=probe end=halt", Shutdown::Crash),
     ];
     for number in 1..=3 {
-        hypervisor.add(Guest::new(DomainId::new(number), Layout::Separate)?)?;
+        hypervisor.add(Guest::new(DomainId::new(number), Layout::Separate, &hypervisor.iommu)?)?;
     }
     for (number, (words, expected)) in (1..).zip(ends) {
         let how = run(machine, &hypervisor, DomainId::new(number), words, false)?;
@@ -175,7 +175,7 @@ fn scribblers(machine: &Machine) -> Result<(), Failure> {
     let mut hypervisor = bring_up(machine)?;
     add_first(&mut hypervisor)?;
     for number in 1..=3 {
-        hypervisor.add(Guest::new(DomainId::new(number), Layout::Separate)?)?;
+        hypervisor.add(Guest::new(DomainId::new(number), Layout::Separate, &hypervisor.iommu)?)?;
     }
     for (number, words) in [(1, "role=scribbler seed=1"), (2, "role=scribbler seed=2")] {
         let how = run(machine, &hypervisor, DomainId::new(number), words, false)?;
@@ -188,7 +188,7 @@ fn scribblers(machine: &Machine) -> Result<(), Failure> {
 
 /// The first domain, which every other may expect to exist. This one grants nothing.
 fn add_first(hypervisor: &mut Hypervisor) -> Result<(), Failure> {
-    hypervisor.add(Guest::new(DomainId::new(0), Layout::Separate)?)
+    hypervisor.add(Guest::new(DomainId::new(0), Layout::Separate, &hypervisor.iommu)?)
 }
 
 fn bring_up(machine: &Machine) -> Result<Hypervisor, Failure> {

@@ -30,13 +30,13 @@ pub(super) fn enters(machine: &Machine) -> Result<(), Failure> {
     let kicked = meanwhile(stage.processors, &[(&reader, 1), (&late, 2)], || {
         let read = count_read(&reader, &frames, 100)?;
         ensure!(read == BATCH.into(), "the guest reads {read} pages");
-        ensure!(backend.cpus.running() == just(1), "{:?} run", backend.cpus.running());
+        ensure!(backend.cpus().running() == just(1), "{:?} run", backend.cpus().running());
         let kicks = processors::kicks_sent();
         let entered = RefCell::new(Ok(()));
         let enter = || {
             late.hold_back(false);
             *entered.borrow_mut() = late.goes_on().and_then(|()| {
-                let running = backend.cpus.running();
+                let running = backend.cpus().running();
                 ensure!(running.len() == 2 && running.contains(2), "{running:?} run");
                 let read = count_read(&reader, &frames, 200)?;
                 ensure!(read == BATCH.into(), "{read} pages were stale before the flush");
@@ -77,19 +77,19 @@ pub(super) fn moves(machine: &Machine) -> Result<(), Failure> {
         Ok(())
     };
     meanwhile(stage.processors, &[(&reader, 1)], || reads(old, 1))?;
-    ensure!(backend.cpus.running().is_empty(), "{:?} run", backend.cpus.running());
-    ensure!(backend.cpus.may_hold(1), "processor 1 has forgotten by leaving");
+    ensure!(backend.cpus().running().is_empty(), "{:?} run", backend.cpus().running());
+    ensure!(backend.cpus().may_hold(1), "processor 1 has forgotten by leaving");
     let first = asid();
     let kicks = meanwhile(stage.processors, &[(&reader, 2)], || {
         reads(old, 2)?;
-        ensure!(backend.cpus.running() == just(2), "{:?} run", backend.cpus.running());
+        ensure!(backend.cpus().running() == just(2), "{:?} run", backend.cpus().running());
         let kicks = processors::kicks_sent();
         world.hypervisor.depopulate(backend, PAGES, |page| reads(page, 3))?;
         faulted(&reader, 1)?;
         Ok(processors::kicks_sent() - kicks)
     })?;
     ensure!(kicks == 1, "{kicks} kicks, and the guest ran on one processor");
-    ensure!(!backend.cpus.may_hold(1), "processor 1 may enter without a flush");
+    ensure!(!backend.cpus().may_hold(1), "processor 1 may enter without a flush");
 
     let new = world.hypervisor.populate(backend, PAGES, 0)?;
     ensure!(new != old, "the freed frame came back at once");
@@ -113,7 +113,7 @@ pub(super) fn one_kick(machine: &Machine) -> Result<(), Failure> {
     let (one, two) = (stage.reads_its_code(0)?, stage.reads_its_code(1)?);
     let cost = |calls: &[core::ops::Range<u32>]| {
         world.share(&grants)?;
-        let before = (world.hypervisor.activity(), backend.cpus.counts());
+        let before = (world.hypervisor.activity(), backend.cpus().counts());
         for call in calls {
             // Both are inside when it begins.
             one.goes_on()?;
@@ -121,7 +121,7 @@ pub(super) fn one_kick(machine: &Machine) -> Result<(), Failure> {
             world.unmap_well(&grants, call.clone(), &Manner::HONEST)?;
         }
         let cost = world.hypervisor.activity().since(before.0);
-        let counts = backend.cpus.counts();
+        let counts = backend.cpus().counts();
         for place in grants.all() {
             world.take_back(place)?;
         }
@@ -166,7 +166,7 @@ pub(super) fn bystander(machine: &Machine) -> Result<(), Failure> {
     let (kicks, left) = meanwhile(stage.processors, &[(&own, 1), (&other, 2)], || {
         own.goes_on()?;
         other.goes_on()?;
-        let sets = (backend.cpus.running(), frontend.cpus.running());
+        let sets = (backend.cpus().running(), frontend.cpus().running());
         ensure!(sets == (just(1), just(2)), "{sets:?} run");
         let kicks = processors::kicks_sent();
         world.unmap_well(&grants, grants.all(), &Manner::HONEST)?;
@@ -218,8 +218,8 @@ pub(super) fn lost_kick(machine: &Machine) -> Result<(), Failure> {
         let edit = batch
             .hold(|skipped| backend.clear(PAGES, expected, skipped).map(|cleared| (page, cleared)));
         edit.context("the page")?;
-        let iotlb = world.hypervisor.iotlb(backend);
-        let lost = TlbFlush { guest: &backend.cpus, machine: &LostKicks, local: &AtNextEntry };
+        let iotlb = backend.iotlb_alone();
+        let lost = TlbFlush { guest: backend.cpus(), machine: &LostKicks, local: &AtNextEntry };
         let flushed = batch.flush(&Hardware { tlb: &lost, iotlb: &iotlb });
         let Err(failed) = flushed else { fail!("the flush did without the processor") };
         let still = TlbError::StillRunning(just(1));
@@ -227,7 +227,7 @@ pub(super) fn lost_kick(machine: &Machine) -> Result<(), Failure> {
         let mut held = failed.held;
         ensure!(held.len() == 1, "{} pages are held", held.len());
         let stale = count_read(&reader, &[page], 2)?;
-        let tlb = world.hypervisor.tlb(backend);
+        let tlb = backend.tlb_alone();
         let flushed = held.retry(&Hardware { tlb: &tlb, iotlb: &iotlb });
         let released = flushed.context("the second flush")?.next_page().is_some();
         ensure!(released, "the second flush gave nothing out");
@@ -236,7 +236,7 @@ pub(super) fn lost_kick(machine: &Machine) -> Result<(), Failure> {
         Ok(stale)
     })?;
     ensure!(stale == 1, "the guest could not read a page that was held");
-    let timeouts = backend.cpus.counts().timeouts;
+    let timeouts = backend.cpus().counts().timeouts;
     ensure!(timeouts == 1, "{timeouts} flushes gave up");
     say!("@ lost_kick held=1 stale_while_held={stale} stale_after_release=0");
     world.report_boot(Overwritten::default());

@@ -25,7 +25,8 @@ pub(super) fn whole(machine: &Machine) -> Result<(), Failure> {
     const ID: DomainId = DomainId::new(9);
     let Stage { processors, mut world } = Stage::new(machine)?;
     let before = memory::free_frames();
-    world.hypervisor.add(Guest::new(ID, Layout::Separate)?)?;
+    let guest = Guest::new(ID, Layout::Separate, &world.hypervisor.iommu)?;
+    world.hypervisor.add(guest)?;
     live(&world, processors, ID)?;
     ensure!(world.hypervisor.remove(ID).is_err(), "a domain went that has not ended");
     let guest = world.guest(ID)?;
@@ -54,9 +55,9 @@ fn live(
     let reader = Runner::new(&world.hypervisor, guest, Program::Reader, at, registers)?;
     meanwhile(processors, &[(&reader, 1)], || {
         reader.goes_on()?;
-        ensure!(guest.cpus.running() == just(1), "{:?} run", guest.cpus.running());
+        ensure!(guest.cpus().running() == just(1), "{:?} run", guest.cpus().running());
         guest.pause()?;
-        ensure!(guest.cpus.running().is_empty(), "{:?} run", guest.cpus.running());
+        ensure!(guest.cpus().running().is_empty(), "{:?} run", guest.cpus().running());
         ensure!(reader.end()? == Err(NotRun::Paused), "it ended with {:x?}", reader.end()?);
         Ok(())
     })?;
@@ -100,7 +101,7 @@ pub(super) fn ends_in_batch(machine: &Machine) -> Result<(), Failure> {
                 stage.hypervisor.end(backend, &[stage.controller])?;
                 // Nothing runs it, its other handles are gone, and the batch has its pages.
                 ensure!(reader.end()? == Err(NotRun::Paused), "{:x?}", reader.end()?);
-                ensure!(backend.cpus.running().is_empty(), "{:?} run", backend.cpus.running());
+                ensure!(backend.cpus().running().is_empty(), "{:?} run", backend.cpus().running());
                 for place in grants.all() {
                     let found = stage.in_use(place)?;
                     let held = place < BATCH;

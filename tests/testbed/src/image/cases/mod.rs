@@ -6,6 +6,7 @@
 
 mod attachment;
 mod calls;
+mod combined;
 mod demo;
 mod devices;
 mod endings;
@@ -322,6 +323,12 @@ static CASES: &[Case] = &[
         expect: Expect::Pass,
         summary: "the same where the processors run at the same time and meet at locks",
         run: calls::in_parallel,
+    },
+    Case {
+        name: "combined-flushes",
+        expect: Expect::Pass,
+        summary: "three processors give back at once: two flushes serve all three",
+        run: combined::flushes,
     },
     Case {
         name: "domain-life",

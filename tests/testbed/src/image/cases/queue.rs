@@ -1,6 +1,6 @@
 //! A queue that breaks: who is told, what is held, and how it goes on.
 
-use flush::{Batch, Flush, Gfn, Hardware, Mfn};
+use flush::{Batch, Flush, Gfn, Mfn};
 use gnttab::{Errno, Outcome, Rights, Status};
 use iommu_vtd::{Reason, Request};
 use p2m::PageKind;
@@ -28,9 +28,9 @@ fn clear(guest: &Guest, gfn: Gfn, mfn: Mfn) -> Result<Batch<Mfn, 1>, Failure> {
 }
 
 /// Flush a batch of one page, which comes out.
-fn flush_well(world: &World, guest: &Guest, mut batch: Batch<Mfn, 1>) -> Result<(), Failure> {
-    let (tlb, iotlb) = (world.hypervisor.tlb(guest), world.hypervisor.iotlb(guest));
-    let flushed = batch.flush(&Hardware { tlb: &tlb, iotlb: &iotlb });
+fn flush_well(guest: &Guest, mut batch: Batch<Mfn, 1>) -> Result<(), Failure> {
+    let seat = guest.seat()?;
+    let flushed = batch.flush(&seat.hardware());
     let mut flushed = flushed.map_err(|failed| failed.error).context("flush")?;
     ensure!(flushed.next_page().is_some(), "the page is lost");
     Ok(())
@@ -54,7 +54,7 @@ pub(super) fn invalid_descriptor(machine: &Machine) -> Result<(), Failure> {
     ensure!(world.lands(AT, ours)?, "nothing was cached for the controller");
     ensure!(World::edu_lands(&edu, AT, theirs)?, "nothing was cached for the other device");
     world.plant_bad_descriptor()?;
-    let (hit, other) = (world.hypervisor.iotlb(backend), world.hypervisor.iotlb(bystander));
+    let (hit, other) = (backend.iotlb_alone(), bystander.iotlb_alone());
     let hit_token = hit.start(BACKEND, first.iotlb());
     let other_token = other.start(BYSTANDER, second.iotlb());
     let completed = other.wait(other_token);
@@ -66,8 +66,8 @@ pub(super) fn invalid_descriptor(machine: &Machine) -> Result<(), Failure> {
     let recovered = hit.wait(hit_token);
     ensure!(recovered.is_ok(), "the submission it hit: {recovered:?}");
     world.is_kept_out(AT, ours)?;
-    flush_well(&world, backend, first)?;
-    flush_well(&world, bystander, second)?;
+    flush_well(backend, first)?;
+    flush_well(bystander, second)?;
     let counters = world.counters();
     ensure!(counters.refused == 1, "{} submissions were refused", counters.refused);
     say!("@ invalid_descriptor refused=1 completed=1 retried=1");

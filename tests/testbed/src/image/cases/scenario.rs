@@ -298,7 +298,7 @@ impl Played {
         let (from, to) = (self.world.guest(from)?, self.world.guest(to)?);
         self.world.stop_controller()?;
         let units = self.world.hypervisor.iommu.units();
-        from.dma.reattach(&to.dma, units, &Memory, self.world.controller).context("reattach")?;
+        from.dma().reattach(to.dma(), units, &Memory, self.world.controller).context("reattach")?;
         self.world.start_controller(to)
     }
 }

@@ -19,7 +19,7 @@ use super::stage::{
 use crate::embedding::Guest;
 use crate::guest::{Program, Runner, meanwhile};
 use crate::machine::Machine;
-use crate::world::{BACKEND, Grants, Manner, Overwritten, World};
+use crate::world::{BACKEND, Grants, Manner, Overwritten};
 use crate::{clock, memory, processors, say};
 
 /// A page whose entry is cleared is read for as long as nobody kicks the guest.
@@ -31,7 +31,7 @@ pub(super) fn shown(machine: &Machine) -> Result<(), Failure> {
     let reader = stage.reader(0, 1)?;
     let stale = meanwhile(stage.processors, &[(&reader, 1)], || {
         ensure!(count_read(&reader, &[page], 1)? == 1, "the guest does not read its page");
-        ensure!(backend.cpus.running() == just(1), "{:?} run", backend.cpus.running());
+        ensure!(backend.cpus().running() == just(1), "{:?} run", backend.cpus().running());
         let mut stale = 0;
         world.hypervisor.depopulate(backend, PAGES, |page| {
             ensure!(backend.lookup(PAGES).is_none(), "the page is still mapped");
@@ -49,9 +49,9 @@ pub(super) fn shown(machine: &Machine) -> Result<(), Failure> {
     })?;
     ensure!(stale == u64::from(READS), "{stale} of {READS} reads were stale");
     ensure!(reader.interrupts() == 1, "{} stays ended with a kick", reader.interrupts());
-    let counts = backend.cpus.counts();
+    let counts = backend.cpus().counts();
     ensure!((counts.kicks, counts.timeouts) == (1, 0), "the flush counted {counts:?}");
-    ensure!(backend.cpus.may_hold(0) != backend.cpus.may_hold(1), "the sets are mixed up");
+    ensure!(backend.cpus().may_hold(0) != backend.cpus().may_hold(1), "the sets are mixed up");
     say!("@ stale_cpu stale_before_flush={stale} stale_after_release=0 kicks={}", counts.kicks);
     world.report_boot(Overwritten::default());
     Ok(())
@@ -97,7 +97,7 @@ pub(super) fn batched(machine: &Machine) -> Result<(), Failure> {
     ensure!(stale == BATCH.into(), "{stale} pages were stale before the flush");
     let early = world.audit.released_early();
     ensure!(early == 0, "{early} pages were given up too early");
-    let kicks = backend.cpus.counts().kicks;
+    let kicks = backend.cpus().counts().kicks;
     say!("@ stale_cpu stale_before_flush={stale} stale_after_release=0 kicks={kicks}");
     world.report_boot(Overwritten::default());
     Ok(())
@@ -138,7 +138,6 @@ pub(super) fn no_kick(machine: &Machine) -> Result<(), Failure> {
 
 /// Make the page at [`PAGES`] read-only, and flush with `tlb`; `edited` runs in between.
 fn lower(
-    world: &World,
     backend: &Guest,
     tlb: &impl Flush<Tlb>,
     edited: impl FnOnce() -> Result<u64, Failure>,
@@ -151,7 +150,7 @@ fn lower(
     });
     ensure!(edit, "the page cannot be made read-only");
     let stale = edited()?;
-    let iotlb = world.hypervisor.iotlb(backend);
+    let iotlb = backend.iotlb_alone();
     let flushed = batch.flush(&Hardware { tlb, iotlb: &iotlb });
     ensure!(flushed.is_ok(), "the flush failed");
     Ok(stale)
@@ -177,10 +176,10 @@ pub(super) fn rights(machine: &Machine) -> Result<(), Failure> {
     let (world, backend) = (&stage.world, stage.world.guest(BACKEND)?);
     let page = world.hypervisor.populate(backend, PAGES, 0)?;
     let writer = stage.runner(0, Program::Writer, [0, PAGES.get() << 12])?;
-    let tlb = world.hypervisor.tlb(backend);
+    let tlb = backend.tlb_alone();
     let stale = meanwhile(stage.processors, &[(&writer, 1)], || {
         ensure!(count_written(&writer, page)? == 10, "the guest does not write its page");
-        let stale = lower(world, backend, &tlb, || count_written(&writer, page))?;
+        let stale = lower(backend, &tlb, || count_written(&writer, page))?;
         let error = faulted(&writer, 1)?;
         ensure!(error.present() && error.write(), "the fault has error {error:x?}");
         ensure!(count_written(&writer, page)? == 0, "the guest writes a read-only page");
@@ -189,12 +188,12 @@ pub(super) fn rights(machine: &Machine) -> Result<(), Failure> {
     ensure!(stale == 10, "{stale} of 10 writes landed before the flush");
 
     // The same with the flush planted away.
-    give_back(world, backend, page)?;
+    give_back(backend, page)?;
     let lying =
         Watched { inner: tlb, lie: Lie::Skipped, flushes: &world.audit.tlb, before: &|| {} };
     let planted = meanwhile(stage.processors, &[(&writer, 1)], || {
         ensure!(count_written(&writer, page)? == 10, "the guest does not write its page again");
-        lower(world, backend, &lying, || Ok(0))?;
+        lower(backend, &lying, || Ok(0))?;
         let planted = count_written(&writer, page)?;
         world.flush_everything(backend)?;
         let error = faulted(&writer, 1)?;
@@ -208,14 +207,14 @@ pub(super) fn rights(machine: &Machine) -> Result<(), Failure> {
 }
 
 /// Make the page at [`PAGES`] writable again.
-fn give_back(world: &World, backend: &Guest, page: Mfn) -> Result<(), Failure> {
+fn give_back(backend: &Guest, page: Mfn) -> Result<(), Failure> {
     let mut batch: Batch<(), 1> = Batch::new(backend.id());
     let edit = batch.edit_many(|skipped, _| {
         backend.map(PAGES, 0, page, PageKind::RamReadWrite, skipped).is_ok()
     });
     ensure!(edit, "the page cannot be made writable");
-    let (tlb, iotlb) = (world.hypervisor.tlb(backend), world.hypervisor.iotlb(backend));
-    let flushed = batch.flush(&Hardware { tlb: &tlb, iotlb: &iotlb });
+    let seat = backend.seat()?;
+    let flushed = batch.flush(&seat.hardware());
     ensure!(flushed.is_ok(), "the flush failed");
     Ok(())
 }

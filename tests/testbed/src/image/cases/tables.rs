@@ -21,7 +21,7 @@ pub(super) fn large_leaf(machine: &Machine) -> Result<(), Failure> {
     let backend = world.guest(BACKEND)?;
     let first = world.hypervisor.populate(backend, Gfn::new(LARGE), ORDER)?;
     let page = |place| (Gfn::new(LARGE + place), Mfn::new(first.get() + place));
-    let leaf = |gfn: Gfn| backend.dma.lookup(&Memory, gfn.into()).map(|found| found.run.pages());
+    let leaf = |gfn: Gfn| backend.dma().lookup(&Memory, gfn.into()).map(|found| found.run.pages());
     ensure!(leaf(Gfn::new(LARGE)) == Some(512), "the devices' leaf is not of 2 MiB");
     for (gfn, mfn) in [page(0), page(5), page(6), page(511)] {
         ensure!(world.lands(gfn, mfn)?, "the device does not reach {gfn:?}");
@@ -115,7 +115,7 @@ pub(super) fn top_of_space(machine: &Machine) -> Result<(), Failure> {
     ensure!(!World::edu_lands(&edu, last, page)?, "the last 8 bytes are still in reach");
     world.refused(device, Request::Write, last, Reason::NotWritable)?;
 
-    let past = backend.dma.lookup(&Memory, Gfn::new(END).into());
+    let past = backend.dma().lookup(&Memory, Gfn::new(END).into());
     ensure!(past.is_none(), "there is something past the end");
     let top = u64::MAX.checked_shr(16).context("the last byte")?;
     say!("@ top_of_space last_byte={top:#x}");

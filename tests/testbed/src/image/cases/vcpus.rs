@@ -23,7 +23,7 @@ const NOTHING: Gfn = Gfn::new(0x200);
 /// Both programs run to their ends, exit by exit.
 pub(super) fn run(machine: &Machine) -> Result<(), Failure> {
     let hypervisor = Hypervisor::new(Iommu::bring_up(machine.dmar()?, true)?);
-    let guest = Guest::new(DomainId::new(1), Layout::Separate)?;
+    let guest = Guest::new(DomainId::new(1), Layout::Separate, &hypervisor.iommu)?;
     hypervisor.populate(&guest, CODE, 0)?;
     hypervisor.populate(&guest, RESULTS, 0)?;
     let mut vcpu = guest.vcpu(Mode::Protected, CODE.get() << 12)?;
@@ -165,7 +165,7 @@ fn long(hypervisor: &Hypervisor, guest: &Guest) -> Result<u64, Failure> {
 pub(super) fn tlb_control(machine: &Machine) -> Result<(), Failure> {
     const FLUSHES: u64 = 40;
     let hypervisor = Hypervisor::new(Iommu::bring_up(machine.dmar()?, true)?);
-    let guest = Guest::new(DomainId::new(1), Layout::Separate)?;
+    let guest = Guest::new(DomainId::new(1), Layout::Separate, &hypervisor.iommu)?;
     hypervisor.populate(&guest, CODE, 0)?;
     let entry = CODE.get() << 12;
     guest.write(GuestAddress(entry), Program::Probe.code()).context("the code")?;
@@ -220,7 +220,7 @@ pub(super) fn tlb_control(machine: &Machine) -> Result<(), Failure> {
             *tag = (asid, control);
         }
     }
-    let counts = guest.cpus.counts();
+    let counts = guest.cpus().counts();
     ensure!(counts.flushes == FLUSHES, "{} flushes instead of {FLUSHES}", counts.flushes);
     ensure!(counts.added_only == 0, "{} additions were flushed", counts.added_only);
     ensure!(counts.kicks == 0, "{} processors were kicked", counts.kicks);

@@ -106,7 +106,7 @@ impl Guest {
     ) -> Result<Gone<'id, Iotlb>, Stopped> {
         let mut record = Recorder::<Iotlb, _>::new(skipped, Unheld);
         let (rest, mut budget) = (Rest::new(run), Budget::UNLIMITED);
-        stage2::clear(self.dma.tables(&Memory), rest, &mut budget, Emptied::Keep, &mut record)?;
+        stage2::clear(self.dma().tables(&Memory), rest, &mut budget, Emptied::Keep, &mut record)?;
         // Each leaf of the run is on record by now.
         Ok(skipped.absent())
     }
@@ -125,11 +125,12 @@ impl Hypervisor {
         guest.pause()?;
         for device in devices {
             let units = self.iommu.units();
-            let gone = guest.dma.detach(units, &Memory, device.unit, device.source);
+            let gone = guest.dma().detach(units, &Memory, device.unit, device.source);
             gone.context("detach")?;
         }
-        ensure!(guest.dma.devices() == 0, "{} devices are left", guest.dma.devices());
-        let (tlb, iotlb) = (self.tlb(guest), self.iotlb(guest));
+        ensure!(guest.dma().devices() == 0, "{} devices are left", guest.dma().devices());
+        let seat = guest.seat()?;
+        let (tlb, iotlb) = (&seat, &seat);
         let caller = Caller { hypervisor: self, guest, tlb, iotlb, memory: guest, watcher: &() };
         let mut from = 0;
         loop {
@@ -165,9 +166,9 @@ impl Hypervisor {
     /// but in the last case.
     pub(crate) fn remove(&mut self, id: DomainId) -> Result<(), Failure> {
         let guest = self.guest(id).context("a domain to take away")?;
-        let (may_run, running) = (guest.may_run.load(Ordering::SeqCst), guest.cpus.running());
+        let (may_run, running) = (guest.may_run.load(Ordering::SeqCst), guest.cpus().running());
         ensure!(!may_run && running.is_empty(), "{id:?} has not ended: {running:?} run it");
-        ensure!(guest.dma.devices() == 0, "{id:?} has {} devices", guest.dma.devices());
+        ensure!(guest.dma().devices() == 0, "{id:?} has {} devices", guest.dma().devices());
         let pinned = guest.grants.with(|table| table.pinned());
         ensure!(pinned == 0, "{pinned} grants of {id:?} are in use");
         let guest = self.take(id)?;

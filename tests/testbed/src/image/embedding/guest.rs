@@ -6,7 +6,8 @@
 
 use core::sync::atomic::AtomicBool;
 
-use flush::{Cleared, DomainId, Gfn, Gone, Iotlb, Mfn, Run, Shared, Skipped, Tlb};
+use flush::plan::Policy;
+use flush::{Cleared, Combiner, DomainId, Gfn, Gone, Iotlb, Mfn, Run, Shared, Skipped, Tlb};
 use gnttab::{GrantTable, Maptrack};
 use iommu_vtd::{DmaDomain, Guarded, Members};
 use p2m::{ClearError, GuestCpus, P2m, PageKind};
@@ -16,8 +17,12 @@ use stage2::format::vtd::{Vtd, VtdLevels};
 use stage2::{Budget, Leaf, PageError, Rest, Sink, TableMemory};
 use testbed::failure::{Context, Failure};
 
+use super::flushers::{
+    GuestDevices, GuestDma, GuestFlushes, GuestProcessors, GuestSeat, GuestTlb, SEATS,
+};
 use super::storage::{GRANT_FRAMES, Grants, HANDLE_PAGES, Handles};
-use super::{Lock, Memory};
+use super::{Iommu, Lock, Memory};
+use crate::arch;
 
 /// Whose tables devices walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +47,8 @@ pub(crate) struct Guest {
     /// Whether its virtual processors may run.
     pub(super) may_run: AtomicBool,
     tables: Lock<Tables>,
-    /// Its devices, and the tables they walk.
-    pub(crate) dma: DmaDomain<Lock<Members>>,
-    /// The processors that run it or may hold its translations.
-    pub(crate) cpus: GuestCpus,
+    /// Its processors and devices, and what flushes them.
+    flushes: GuestFlushes,
     /// Its grant table.
     pub(crate) grants: Lock<GrantTable<Grants>>,
     /// What it has mapped.
@@ -61,11 +64,11 @@ pub(crate) struct NotMapped<'id> {
 }
 
 impl Guest {
-    /// A domain without memory.
+    /// A domain without memory, whose devices will be behind units of `iommu`.
     ///
     /// # Errors
     /// If there is no memory for its roots and its grant table.
-    pub(crate) fn new(id: DomainId, layout: Layout) -> Result<Self, Failure> {
+    pub(crate) fn new(id: DomainId, layout: Layout, iommu: &Iommu) -> Result<Self, Failure> {
         let (tables, device_root) = match layout {
             Layout::Separate => {
                 let map = P2m::new(Npt::new(NptLevels::Four), Memory).context("p2m")?;
@@ -79,13 +82,14 @@ impl Guest {
             }
         };
         let vtd = Vtd::new(VtdLevels::Four);
+        let dma = DmaDomain::new(id, vtd, device_root, Lock::new(Members::new()));
+        let devices = GuestDevices::new(dma, iommu.units());
         let grants = GrantTable::new(id, Grants::new(), 1, GRANT_FRAMES).context("grant table")?;
         Ok(Self {
             id,
             may_run: AtomicBool::new(true),
             tables: Lock::new(tables),
-            dma: DmaDomain::new(id, vtd, device_root, Lock::new(Members::new())),
-            cpus: GuestCpus::new(id),
+            flushes: Combiner::new(id, GuestProcessors(GuestCpus::new(id)), devices),
             grants: Lock::new(grants),
             handles: Lock::new(Maptrack::new(Handles::new(), HANDLE_PAGES)),
         })
@@ -96,11 +100,51 @@ impl Guest {
         self.id
     }
 
+    /// The processors that run it or may hold its translations.
+    pub(crate) const fn cpus(&self) -> &GuestCpus {
+        &self.flushes.tlb().0
+    }
+
+    /// Its devices, and the tables they walk.
+    pub(crate) const fn dma(&self) -> &DmaDomain<Lock<Members>> {
+        &self.flushes.iotlb().dma
+    }
+
+    /// What its flushes were up to now.
+    pub(crate) const fn flushes(&self) -> &GuestFlushes {
+        &self.flushes
+    }
+
+    /// A place to flush from, together with whoever flushes it at the same time.
+    ///
+    /// # Errors
+    /// If all places are taken.
+    pub(crate) fn seat(&self) -> Result<GuestSeat<'_>, Failure> {
+        let relax: fn() = arch::take_interrupts;
+        let mut seats = (0..SEATS).filter_map(|number| self.flushes.seat(number, relax));
+        seats.next().context("a seat to flush from")
+    }
+
+    /// What flushes its processors for one caller alone.
+    pub(crate) const fn tlb_alone(&self) -> GuestTlb<'_> {
+        self.flushes.tlb().alone()
+    }
+
+    /// What flushes its devices for one caller alone.
+    pub(crate) fn iotlb_alone(&self) -> GuestDma<'_> {
+        self.flushes.iotlb().alone()
+    }
+
+    /// Choose commands for its devices like this from now on.
+    pub(crate) fn plan_by(&self, policy: Policy) {
+        self.flushes.iotlb().plan_by(policy);
+    }
+
     /// Whether its devices walk the tables of its processors.
     pub(crate) fn is_shared(&self) -> bool {
         self.tables.with(|tables| match tables {
             Tables::Separate(_) => false,
-            Tables::Shared(map) => map.root() == self.dma.root(),
+            Tables::Shared(map) => map.root() == self.dma().root(),
         })
     }
 
@@ -111,12 +155,13 @@ impl Guest {
 
     /// All frame numbers that its tables have.
     pub(super) fn space(&self) -> Run {
-        self.dma.space()
+        self.dma().space()
     }
 
     /// What is left of a domain that has ended: tables, and who may have walked them.
     pub(super) fn into_tables(self) -> (Tables, DmaDomain<Lock<Members>>, GuestCpus) {
-        (self.tables.into_inner(), self.dma, self.cpus)
+        let (GuestProcessors(cpus), devices) = self.flushes.into_hardware();
+        (self.tables.into_inner(), devices.dma, cpus)
     }
 
     /// The page of the root of its processors' tables.
@@ -151,7 +196,7 @@ impl Guest {
 
     /// What a frame number shows its devices.
     pub(crate) fn device_lookup(&self, gfn: Gfn) -> Option<Mfn> {
-        let found = self.tables.with(|_| self.dma.lookup(&Memory, gfn.into()))?;
+        let found = self.tables.with(|_| self.dma().lookup(&Memory, gfn.into()))?;
         found.leaf_at(gfn).map(|(_, mfn)| mfn)
     }
 
@@ -262,7 +307,7 @@ impl Guest {
         skipped: &mut Skipped<'_>,
     ) -> Result<(), stage2::MapStopped> {
         let (rest, access) = (Rest::new(run), kind.device_access());
-        self.dma.map(&Memory, rest, mfn, access, &mut Budget::UNLIMITED.clone(), skipped)
+        self.dma().map(&Memory, rest, mfn, access, &mut Budget::UNLIMITED.clone(), skipped)
     }
 
     /// Clear a page in the devices' own table; the lock of the tables is held.
@@ -275,7 +320,7 @@ impl Guest {
         skipped: &mut Skipped<'id>,
     ) -> Result<Gone<'id, Iotlb>, ClearError> {
         let expected = iommu_vtd::Expected { mfn, access: kind.device_access() };
-        match self.dma.clear(&Memory, gfn.into(), expected, skipped) {
+        match self.dma().clear(&Memory, gfn.into(), expected, skipped) {
             Ok(gone) => Ok(gone),
             Err(PageError::Large(_)) => self.clear_out_of_large(gfn, skipped),
             // The two tables disagree: the page must not go anywhere.
@@ -292,7 +337,7 @@ impl Guest {
         let mut one = OnePage(None);
         let rest = Rest::new(Run::single(gfn));
         let mut budget = Budget::UNLIMITED;
-        let cleared = self.dma.clear_run(&Memory, rest, &mut budget, skipped, &mut one);
+        let cleared = self.dma().clear_run(&Memory, rest, &mut budget, skipped, &mut one);
         cleared.map_err(|_| ClearError::NoTable)?;
         one.0.ok_or(ClearError::Contended)
     }
@@ -302,7 +347,7 @@ impl Guest {
         let mut budget = Budget::UNLIMITED;
         let rest = Rest::new(run);
         // Every leaf of the run is this mapping's own, and each goes on record.
-        self.dma.clear_run(&Memory, rest, &mut budget, skipped, stage2::Unheld).ok();
+        self.dma().clear_run(&Memory, rest, &mut budget, skipped, stage2::Unheld).ok();
         skipped.absent()
     }
 }

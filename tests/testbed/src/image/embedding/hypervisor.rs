@@ -3,19 +3,15 @@
 use core::time::Duration;
 
 use arrayvec::ArrayVec;
-use flush::{
-    Batch, CpuSet, DomainId, Flush, Gfn, Hardware, Held, Iotlb, Mfn, Quarantine, Released, Tlb,
-};
+use flush::{Batch, CpuSet, DomainId, Flush, Gfn, Held, Iotlb, Mfn, Quarantine, Released, Tlb};
 use gnttab::{BATCH, Domain, Pin, release};
-use iommu_vtd::{DmaFlush, Guarded, Members};
-use p2m::{AtNextEntry, Cpus, PageKind, TlbFlush};
+use iommu_vtd::Guarded;
+use p2m::{Cpus, PageKind};
 use testbed::failure::{Context, Failure};
 use testbed::{ensure, fail};
 
-use super::iommu::UnitLock;
 use super::page_info::PageInfo;
 use super::{Caller, Guest, Iommu, Lock, Memory, Watcher};
-use crate::mmio::Registers;
 use crate::{arch, clock, memory, processors};
 
 /// Domains this image has room for.
@@ -49,11 +45,6 @@ impl Cpus for Kicks {
         arch::take_interrupts();
     }
 }
-
-/// Flushes a guest's devices.
-pub(crate) type GuestDma<'h> = DmaFlush<'h, Memory, Registers, UnitLock, Lock<Members>>;
-/// Flushes a guest's processors.
-pub(crate) type GuestTlb<'h> = TlbFlush<'h, Kicks, AtNextEntry>;
 
 /// The hypervisor.
 pub(crate) struct Hypervisor {
@@ -90,16 +81,6 @@ impl Hypervisor {
     pub(super) fn take(&mut self, id: DomainId) -> Result<Guest, Failure> {
         let place = self.guests.iter().position(|guest| guest.id() == id);
         Ok(self.guests.remove(place.context("a domain to take away")?))
-    }
-
-    /// Flushes the processors of `guest`.
-    pub(crate) fn tlb<'h>(&self, guest: &'h Guest) -> GuestTlb<'h> {
-        TlbFlush { guest: &guest.cpus, machine: &Kicks, local: &AtNextEntry }
-    }
-
-    /// Flushes the devices of `guest`.
-    pub(crate) fn iotlb<'h>(&'h self, guest: &'h Guest) -> GuestDma<'h> {
-        DmaFlush::new(self.iommu.units(), &guest.dma)
     }
 
     /// Give `guest` 2^`order` frames of memory at `gfn`, where nothing was.
@@ -154,8 +135,8 @@ impl Hypervisor {
         guest: &Guest,
         batch: &mut Batch<P, 1>,
     ) -> Result<Option<Released<P>>, Failure> {
-        let (tlb, iotlb) = (self.tlb(guest), self.iotlb(guest));
-        let mut flushed = match batch.flush(&Hardware { tlb: &tlb, iotlb: &iotlb }) {
+        let seat = guest.seat()?;
+        let mut flushed = match batch.flush(&seat.hardware()) {
             Ok(flushed) => flushed,
             Err(failed) => fail!("flush: {:?}", failed.error),
         };

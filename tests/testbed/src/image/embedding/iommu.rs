@@ -7,10 +7,11 @@ use arrayvec::ArrayVec;
 use iommu_vtd::dmar::{Bridge, Dmar, Topology};
 use iommu_vtd::spec::registers::{CAP, Capabilities, ECAP, ExtendedCapabilities};
 use iommu_vtd::{Device, Mmio, QueueMemory, SourceId, Unit, UnitConfig, UnitState};
+use spin::Once;
 use testbed::address::PhysicalAddress;
-use testbed::fail;
 use testbed::failure::{Context, Failure};
 use testbed::pci::Function;
+use testbed::{ensure, fail};
 
 use super::{Lock, Memory};
 use crate::memory;
@@ -23,6 +24,9 @@ const RECORD: u64 = 16;
 
 /// What each unit's lock guards. A state is large and stays where it is.
 static STATES: [Lock<UnitState>; UNITS] = [const { Lock::new(UnitState::new()) }; UNITS];
+
+/// All units. What flushes a domain refers to them for as long as there are domains.
+static UNITS_UP: Once<ArrayVec<VtdUnit, UNITS>> = Once::new();
 
 /// The lock of a unit.
 pub(crate) type UnitLock = &'static Lock<UnitState>;
@@ -60,7 +64,7 @@ impl Topology for BusZero {
 pub(crate) struct Iommu {
     dmar: Dmar<'static>,
     bases: ArrayVec<u64, UNITS>,
-    units: ArrayVec<VtdUnit, UNITS>,
+    units: &'static [VtdUnit],
 }
 
 impl Iommu {
@@ -83,12 +87,13 @@ impl Iommu {
             bases.push(found.register_base());
             units.push(unit);
         }
-        Ok(Self { dmar, bases, units })
+        ensure!(UNITS_UP.get().is_none(), "the units are up already");
+        Ok(Self { dmar, bases, units: UNITS_UP.call_once(|| units) })
     }
 
     /// The units, as every call of a DMA domain wants them.
-    pub(crate) fn units(&self) -> &[VtdUnit] {
-        &self.units
+    pub(crate) const fn units(&self) -> &'static [VtdUnit] {
+        self.units
     }
 
     /// The registers of a unit, for a look past its driver.

@@ -27,7 +27,7 @@ impl Guest {
     /// # Errors
     /// [`NotRun`]; the guest has not run then.
     pub(crate) fn run(&self, vcpu: &mut Vcpu) -> Result<Exit, NotRun> {
-        vcpu.run(&self.cpus, || self.may_run.load(Ordering::SeqCst))
+        vcpu.run(self.cpus(), || self.may_run.load(Ordering::SeqCst))
     }
 
     /// Let no processor run the guest any more. None does when this returns.
@@ -37,10 +37,10 @@ impl Guest {
     pub(crate) fn pause(&self) -> Result<(), Failure> {
         self.may_run.store(false, Ordering::SeqCst);
         // The set fences: who is not in it sees the store above, and turns back.
-        processors::kick(&self.cpus.running());
+        processors::kick(&self.cpus().running());
         let stopped = clock::wait(Duration::from_secs(2), || {
             arch::take_interrupts();
-            self.cpus.running().is_empty()
+            self.cpus().running().is_empty()
         });
         stopped.context("pause")
     }

@@ -7,6 +7,7 @@
 mod activity;
 mod caller;
 mod ending;
+mod flushers;
 mod guest;
 mod guest_memory;
 mod hypervisor;
@@ -20,8 +21,9 @@ mod storage;
 
 pub(crate) use activity::Activity;
 pub(crate) use caller::{Caller, Watcher};
+pub(crate) use flushers::GuestSeat;
 pub(crate) use guest::{Guest, Layout};
-pub(crate) use hypervisor::{GuestDma, GuestTlb, Hypervisor, Kicks};
+pub(crate) use hypervisor::{Hypervisor, Kicks};
 pub(crate) use iommu::{Iommu, VtdUnit};
 pub(crate) use lock::Lock;
 pub(crate) use memory::Memory;

@@ -137,8 +137,8 @@ impl World {
             self.put(MAPS, place, &element)?;
         }
         const MAP: u32 = 0;
-        let outcome =
-            self.hypercall(MAP, MAPS, size_of::<MapGrantRef>(), grants.all(), &Manner::HONEST)?;
+        let call = request(MAP, MAPS, size_of::<MapGrantRef>(), grants.all());
+        let outcome = self.call(self.guest(BACKEND)?, call, &Manner::HONEST)?;
         ensure!(outcome == Outcome::Done, "the map ended as {outcome:?}");
         for place in grants.all() {
             let MapGrantRef { status, .. } = self.get(MAPS, place)?;
@@ -158,6 +158,21 @@ impl World {
         places: Range<u32>,
         manner: &Manner<'_>,
     ) -> Result<Outcome, Failure> {
+        let call = self.unmap_request(operation, grants, places)?;
+        self.call(self.guest(BACKEND)?, call, manner)
+    }
+
+    /// The hypercall with which the backend gives the mappings at `places` back; its
+    /// elements are in the backend's memory.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub(crate) fn unmap_request(
+        &self,
+        operation: Operation,
+        grants: &Grants,
+        places: Range<u32>,
+    ) -> Result<Call, Failure> {
         for place in places.clone() {
             let MapGrantRef { handle, .. } = self.get(MAPS, place)?;
             let host_addr = grants.gfn(place).get() << 12;
@@ -183,7 +198,7 @@ impl World {
             Operation::Replace(_) => REPLACE,
         };
         // Elements of both operations have one size, and the status in one place.
-        self.hypercall(command, UNMAPS, size_of::<UnmapGrantRef>(), places, manner)
+        Ok(request(command, UNMAPS, size_of::<UnmapGrantRef>(), places))
     }
 
     /// As [`unmap`](Self::unmap), and all of it must go well.
@@ -265,20 +280,6 @@ impl World {
         reached.context("an entry of the frontend's table")
     }
 
-    /// Make a hypercall of the backend on the elements at `places` of an array.
-    fn hypercall(
-        &self,
-        command: u32,
-        array: Gfn,
-        size: usize,
-        places: Range<u32>,
-        manner: &Manner<'_>,
-    ) -> Result<Outcome, Failure> {
-        let argument = GuestAddress((array.get() << 12) + u64::from(places.start) * size as u64);
-        let count = places.end.saturating_sub(places.start);
-        self.call(self.guest(BACKEND)?, Call { command, argument, count }, manner)
-    }
-
     /// Write an element of an array in the backend's memory, which grows as needed.
     fn put<E: IntoBytes + Immutable>(
         &self,
@@ -309,4 +310,10 @@ impl World {
         read.context("backend memory")?;
         Ok(element)
     }
+}
+
+/// A hypercall on the elements at `places` of an array.
+fn request(command: u32, array: Gfn, size: usize, places: Range<u32>) -> Call {
+    let argument = GuestAddress((array.get() << 12) + u64::from(places.start) * size as u64);
+    Call { command, argument, count: places.end.saturating_sub(places.start) }
 }

@@ -16,9 +16,7 @@ use testbed::failure::{Context, Failure};
 use testbed::{ensure, fail};
 
 use crate::devices::nvme::{Nvme, Queues};
-use crate::embedding::{
-    Caller, Guest, GuestDma, GuestTlb, Hypervisor, Iommu, Layout, Lock, VtdUnit,
-};
+use crate::embedding::{Caller, Guest, GuestSeat, Hypervisor, Iommu, Layout, Lock, VtdUnit};
 use crate::machine::Machine;
 use crate::say;
 
@@ -63,7 +61,7 @@ impl Manner<'_> {
 
 /// A guest of this world in a hypercall.
 pub(crate) type WorldCaller<'w> =
-    Caller<'w, Watched<'w, GuestTlb<'w>>, Watched<'w, GuestDma<'w>>, Audit>;
+    Caller<'w, Watched<'w, &'w GuestSeat<'w>>, Watched<'w, &'w GuestSeat<'w>>, Audit>;
 
 /// Descriptors that the recovery of a queue overwrote before the unit got to them.
 ///
@@ -101,7 +99,7 @@ impl World {
         let nvme = Nvme::open(0)?;
         let mut hypervisor = Hypervisor::new(Iommu::bring_up(machine.dmar()?, queue)?);
         for id in [FRONTEND, BACKEND, BYSTANDER] {
-            hypervisor.add(Guest::new(id, layout)?)?;
+            hypervisor.add(Guest::new(id, layout, &hypervisor.iommu)?)?;
         }
         let controller = hypervisor.iommu.device(nvme.function())?;
         let nvme = Lock::new(nvme);
@@ -143,7 +141,7 @@ impl World {
     /// # Errors
     /// If it has no device there, or the number is 0 or another domain's.
     pub(crate) fn tag(&self, guest: &Guest) -> Result<u16, Failure> {
-        let tag = guest.dma.tag(self.controller.unit).context("a tag of the domain")?;
+        let tag = guest.dma().tag(self.controller.unit).context("a tag of the domain")?;
         ensure!(tag.get() != 0, "{:?} has the reserved number 0", guest.id());
         let owner = self.unit().owner(tag);
         ensure!(owner == Some(guest.id()), "{tag:?} belongs to {owner:?}");
@@ -156,7 +154,7 @@ impl World {
     /// If it is somebody's already, or the unit refuses.
     pub(crate) fn attach(&self, guest: &Guest, device: Device) -> Result<(), Failure> {
         let units = self.hypervisor.iommu.units();
-        guest.dma.attach(units, &crate::embedding::Memory, device).context("attach")
+        guest.dma().attach(units, &crate::embedding::Memory, device).context("attach")
     }
 
     /// Start the controller on queues in the domain's own memory.
@@ -210,21 +208,18 @@ impl World {
         action: impl FnOnce(&WorldCaller<'_>) -> A,
     ) -> Result<A, Failure> {
         let Manner { cpus, devices, before_flush } = *manner;
-        let devices_of = match devices {
-            Lie::Misdirected(other) => self.guest(other)?,
-            Lie::None | Lie::Skipped => guest,
+        let seat = guest.seat()?;
+        let other = match devices {
+            Lie::Misdirected(other) => Some(self.guest(other)?.seat()?),
+            Lie::None | Lie::Skipped => None,
         };
+        let devices_seat = other.as_ref().unwrap_or(&seat);
         let caller = Caller {
             hypervisor: &self.hypervisor,
             guest,
-            tlb: Watched {
-                inner: self.hypervisor.tlb(guest),
-                lie: cpus,
-                flushes: &self.audit.tlb,
-                before: &|| {},
-            },
+            tlb: Watched { inner: &seat, lie: cpus, flushes: &self.audit.tlb, before: &|| {} },
             iotlb: Watched {
-                inner: self.hypervisor.iotlb(devices_of),
+                inner: devices_seat,
                 lie: devices,
                 flushes: &self.audit.iotlb,
                 before: before_flush,

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use flush::{Batch, Hardware, Iotlb, Mfn, Tlb};
+use flush::{Batch, Iotlb, Mfn, Tlb};
 use iommu_vtd::Device;
 use iommu_vtd::spec::registers::{FSTS, GCMD, GSTS, IQA, IQT, RTADDR, fault_status, global};
 use testbed::ensure;
@@ -124,8 +124,8 @@ impl World {
             skipped.everything::<Tlb>();
             skipped.everything::<Iotlb>();
         });
-        let (tlb, iotlb) = (self.hypervisor.tlb(guest), self.hypervisor.iotlb(guest));
-        let flushed = batch.flush(&Hardware { tlb: &tlb, iotlb: &iotlb });
+        let seat = guest.seat()?;
+        let flushed = batch.flush(&seat.hardware());
         let report = flushed.map_err(|failed| failed.error).context("flush")?.report();
         ensure!(report.iotlb && report.tlb, "nothing was flushed");
         Ok(())

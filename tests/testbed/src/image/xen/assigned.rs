@@ -31,7 +31,7 @@ impl Assigned {
     pub(crate) fn new(hypervisor: &Hypervisor, guest: &Guest) -> Result<Self, Failure> {
         let mut nvme = Nvme::open(0)?;
         let device = hypervisor.iommu.device(nvme.function())?;
-        guest.dma.attach(hypervisor.iommu.units(), &Memory, device).context("attach")?;
+        guest.dma().attach(hypervisor.iommu.units(), &Memory, device).context("attach")?;
         let queue = |place| {
             let gfn = Gfn::new(QUEUES.get() + place);
             let frame = hypervisor.populate(guest, gfn, 0)?;

@@ -3,7 +3,6 @@
 //! [`Call`] is this hypervisor's side of [`testbed::xen::Domain`].
 
 use flush::Gfn;
-use flush::plan::Planner;
 use gnttab::abi::UnmapGrantRef;
 use gnttab::{FrameError, GuestAddress, Outcome, TableFrame};
 use iommu_vtd::Guarded;
@@ -82,14 +81,10 @@ impl Call<'_, '_> {
     fn carry_out(&self, memory: &dyn Bytes, mut call: gnttab::Call) -> i64 {
         let Domain { hypervisor, guest, .. } = *self.domain;
         let ledger = &self.house.ledger;
-        let caller = Caller {
-            hypervisor,
-            guest,
-            tlb: hypervisor.tlb(guest),
-            iotlb: hypervisor.iotlb(guest).with_planner(Planner::new(ledger.manner().policy())),
-            memory,
-            watcher: ledger,
-        };
+        guest.plan_by(ledger.manner().policy());
+        let Ok(seat) = guest.seat() else { return i64::from(Errno::Busy as i32) };
+        let caller =
+            Caller { hypervisor, guest, tlb: &seat, iotlb: &seat, memory, watcher: ledger };
         loop {
             match call.run(&caller) {
                 Outcome::Done => return 0,

@@ -185,7 +185,7 @@ impl<'h> Domain<'h> {
 
     /// How many processors run it at the moment.
     pub(super) fn running(&self) -> usize {
-        self.guest.cpus.running().iter().count()
+        self.guest.cpus().running().iter().count()
     }
 
     /// Wait until as many processors run it again, which others of its own may prevent.

@@ -103,7 +103,8 @@ impl World {
             Scripted::Unmap => (1, UNMAPS, size_of::<UnmapGrantRef>()),
             Scripted::Replace => (7, UNMAPS, size_of::<UnmapGrantRef>()),
         };
-        self.hypercall(command, array, size, 0..count, manner)
+        let call = super::request(command, array, size, 0..count);
+        self.call(self.guest(super::BACKEND)?, call, manner)
     }
 
     /// Status and handle that a map left in element `position`.
