@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 use scenarios::{
-    Broken, Manner,
+    Broken, Manner, Open,
     parse::{self, Script},
     plants::{self, PLANTS},
     qemu::{self, Program},
@@ -31,6 +31,9 @@ pub(crate) struct Arguments {
     /// What to run them on
     #[arg(long, value_enum, default_value_t = Hardware::Model)]
     hw: Hardware,
+    /// What CPUs of the model walk in files that leave it open
+    #[arg(long, value_enum, default_value_t = Cpus::Ept)]
+    cpus: Cpus,
     /// The first seed for hardware and orders of steps at random
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -64,6 +67,17 @@ enum Hardware {
     Model,
     /// QEMU's VT-d, with a real driver and device
     Qemu,
+    /// One after the other
+    Both,
+}
+
+/// What CPUs of the model walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Cpus {
+    /// Intel's second-stage tables
+    Ept,
+    /// AMD's, with an ASID for each vCPU
+    Npt,
     /// One after the other
     Both,
 }
@@ -149,7 +163,12 @@ pub(crate) fn load(files: &[PathBuf]) -> Result<Vec<Script>> {
 
 fn on_model(arguments: &Arguments, scripts: &[Script]) -> Vec<Outcome> {
     let plant = arguments.plant.as_deref().and_then(plants::named);
-    let manner = Manner { seed: arguments.seed, plant, once: false };
+    let open = match arguments.cpus {
+        Cpus::Ept => Open::Ept,
+        Cpus::Npt => Open::Npt,
+        Cpus::Both => Open::Both,
+    };
+    let manner = Manner { seed: arguments.seed, plant, once: false, open };
     let steps = Steps::new("replay", scripts.len());
     let mut outcomes = Vec::new();
     for script in scripts {
@@ -246,7 +265,7 @@ fn indented(lines: &[String]) -> String {
 
 /// A broken expectation with what led to it.
 fn shown(broken: &Broken) -> String {
-    let mut text = format!("  line {} ({}): {}", broken.line, broken.layout, broken.text);
+    let mut text = format!("  line {} ({}): {}", broken.line, broken.machine, broken.text);
     if !broken.order.is_empty() {
         text += &format!("\n  in this order:\n{}", indented(&broken.order));
     }
@@ -269,8 +288,8 @@ fn sweep_all(scripts: &[Script]) -> Result<()> {
         let word = if swept.harm.is_empty() { "ok" } else { "HARM" };
         steps.print(&format!("{word} {file} ({} faults)", swept.runs));
         for harm in &swept.harm {
-            let Harm { fault, layout, line, text } = harm;
-            steps.print(&format!("    {fault} ({layout}), line {line}: {text}"));
+            let Harm { fault, machine, line, text } = harm;
+            steps.print(&format!("    {fault} ({machine}), line {line}: {text}"));
         }
         steps.end();
     }

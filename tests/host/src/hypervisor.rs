@@ -10,14 +10,15 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use flush::{Batch, Cleared, DomainId, Gfn, Gone, Mfn, Run, Shared, Skipped, Tlb};
+use flush::{Batch, Cleared, DomainId, Gfn, Gone, Mfn, Run, Shared, Skipped};
 use gnttab::{GrantTable, Maptrack};
 use iommu_vtd::{DmaDomain, Guarded, Members};
 use p2m::{GuestCpus, P2m, PageKind};
 use stage2::{
-    Access, Budget, Entry, Format, Found, PageError, Path, Rest, TableMemory,
+    Access, Budget, Entry, Format, Found, Level, PageError, Path, Rest, TableMemory,
     format::{
-        ept::{Ept, EptLevels},
+        ept::Ept,
+        npt::{Npt, NptLevels},
         vtd::{Vtd, VtdLevels},
     },
     visit,
@@ -28,9 +29,12 @@ use crate::{
     storage::{Grants, Handles},
 };
 
+mod maps;
 mod pages;
 pub(crate) mod ranges;
 
+pub(crate) use maps::CpuMap;
+pub use maps::CpuTables;
 pub use pages::PageCounts;
 
 /// A lock that goes on after a panic: a test that failed has said what it had to say.
@@ -97,7 +101,7 @@ impl<R> Space<R> {
 
 /// The tables of a domain.
 pub(crate) enum Tables<R> {
-    Separate { cpu: P2m<Ept, Memory<R>, Tlb>, device: DeviceTables<R> },
+    Separate { cpu: CpuMap<R>, device: DeviceTables<R> },
     Shared(P2m<Ept, Memory<R>, Shared>),
 }
 
@@ -135,21 +139,29 @@ impl<R: Ram> Guest<R> {
     /// A domain without memory.
     ///
     /// # Panics
-    /// If the machine has no memory for its roots.
-    pub fn new(id: DomainId, memory: &Memory<R>, layout: Layout, vtd: Vtd) -> Self {
+    /// If the machine has no memory for its roots, or devices cannot walk the CPUs' tables
+    /// but are to.
+    pub fn new(
+        id: DomainId,
+        memory: &Memory<R>,
+        cpus: CpuTables,
+        layout: Layout,
+        vtd: Vtd,
+    ) -> Self {
         // Tables that a unit walks as well have no larger leaves than it can take.
-        let ept = Ept::new(EptLevels::Four).with_largest_leaf(vtd.largest_leaf());
+        let largest = vtd.largest_leaf();
         let (tables, device_root) = match layout {
             Layout::Separate => {
-                let cpu = P2m::new(ept, memory.clone()).expect("memory for a root");
+                let cpu = CpuMap::new(cpus, largest, memory.clone());
                 let root = memory.allocate().expect("memory for a root");
                 let device =
                     DeviceTables { memory: memory.clone(), path: Path::NEW, forgotten: false };
                 (Tables::Separate { cpu, device }, memory.link(root))
             }
             Layout::Shared => {
+                assert_eq!(cpus, CpuTables::Ept, "VT-d walks EPT, and nothing is left unflushed");
                 let both: P2m<_, _, Shared> =
-                    P2m::new(ept, memory.clone()).expect("memory for a root");
+                    P2m::new(maps::ept(largest), memory.clone()).expect("memory for a root");
                 let root = both.root();
                 (Tables::Shared(both), root)
             }
@@ -196,6 +208,14 @@ impl<R: Ram> Guest<R> {
         lock(&self.handles).handles()
     }
 
+    /// What its CPUs walk.
+    pub fn cpu_tables(&self) -> CpuTables {
+        match &lock(&self.space).tables {
+            Tables::Separate { cpu, device: _ } => cpu.kind(),
+            Tables::Shared(_) => CpuTables::Ept,
+        }
+    }
+
     /// The root of the tables its CPUs walk.
     pub fn cpu_root(&self) -> Mfn {
         match &lock(&self.space).tables {
@@ -211,17 +231,13 @@ impl<R: Ram> Guest<R> {
 
     /// Whether any frame number shows a page.
     pub(crate) fn shows(&self, memory: &Memory<R>, mfn: Mfn) -> bool {
-        let format = Ept::new(EptLevels::Four);
-        let tables = stage2::Tables { format: &format, memory, root: self.cpu_root() };
-        let looks = |found: Found| match found.entry {
-            Entry::Leaf(leaf) if leaf.mfn == mfn => ControlFlow::Break(()),
-            Entry::Leaf(_) | Entry::Table(_) | Entry::Inert | Entry::Empty => {
-                ControlFlow::Continue(())
+        let root = self.cpu_root();
+        match self.cpu_tables() {
+            CpuTables::Ept | CpuTables::MarkedEpt => {
+                any_shows(&maps::ept(Level::TWO), memory, root, mfn)
             }
-        };
-        let rest = Rest::new(format.geometry().space());
-        let mut budget = Budget::UNLIMITED;
-        visit(tables, rest, &mut budget, looks).is_err()
+            CpuTables::Npt => any_shows(&Npt::new(NptLevels::Four), memory, root, mfn),
+        }
     }
 
     /// The page behind a frame number, if the guest itself may reach it so.
@@ -301,6 +317,17 @@ impl<R: Ram> Guest<R> {
             }
         }
     }
+}
+
+/// Whether any entry below a root shows a page.
+fn any_shows<F: Format, M: TableMemory>(format: &F, memory: &M, root: Mfn, mfn: Mfn) -> bool {
+    let looks = |found: Found| match found.entry {
+        Entry::Leaf(leaf) if leaf.mfn == mfn => ControlFlow::Break(()),
+        Entry::Leaf(_) | Entry::Table(_) | Entry::Inert | Entry::Empty => ControlFlow::Continue(()),
+    };
+    let rest = Rest::new(format.geometry().space());
+    let mut budget = Budget::UNLIMITED;
+    visit(stage2::Tables { format, memory, root }, rest, &mut budget, looks).is_err()
 }
 
 impl<R: Ram> Tables<R> {
@@ -413,7 +440,12 @@ impl<R: Ram> Hypervisor<R> {
     /// Adds a domain whose devices walk tables of this format. Where they walk the CPUs'
     /// tables it has four levels.
     pub fn add_with(&mut self, id: DomainId, layout: Layout, vtd: Vtd) {
-        let guest = Guest::new(id, &self.memory, layout, vtd);
+        self.add_on(id, CpuTables::Ept, layout, vtd);
+    }
+
+    /// The same with CPUs that walk tables of this kind.
+    pub fn add_on(&mut self, id: DomainId, cpus: CpuTables, layout: Layout, vtd: Vtd) {
+        let guest = Guest::new(id, &self.memory, cpus, layout, vtd);
         self.guests.push(guest);
     }
 

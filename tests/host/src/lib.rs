@@ -30,7 +30,7 @@ pub mod world;
 
 pub use caller::{Caller, Faults};
 pub use hypervisor::{
-    Guest, Hypervisor, Layout, PageCounts,
+    CpuTables, Guest, Hypervisor, Layout, PageCounts,
     ranges::{TakeDown, Taken, TakenBatch, TakenFailed},
 };
 pub use memory::{Memory, Ram};

@@ -6,6 +6,8 @@
 
 mod guests;
 mod model;
+mod stays;
+mod tagged;
 
 use std::{
     cell::{Cell, RefCell},
@@ -19,18 +21,18 @@ use flush::{
 };
 use gnttab::{Call, Domain, GuestAddress, Outcome, VcpuId, give_out};
 use hwmodel::{
-    Actor, Frame, InvalidateFailed, Machine, MachineConfig, Owner, Policy, Root, Space, UnitId,
+    Actor, Frame, InvalidateFailed, Machine, MachineConfig, Owner, Policy, Space, UnitId,
     WitnessKind,
 };
 use iommu_vtd::{Device, DmaFlush, Members, QueueMemory, SourceId, Unit, UnitConfig, UnitState};
-use p2m::{Cpus, EnterError, Invalidate, TlbFlush};
+use p2m::{Cpus, Generation, Invalidate, TlbFlush, hardware::svm::FlushByAsid};
 use stage2::{
     Level,
     format::vtd::{Vtd, VtdLevels},
 };
 
 use crate::{
-    Caller, Faults, FlushLie, Guest, Hypervisor, Layout, Lying, Ram,
+    Caller, CpuTables, Faults, FlushLie, Guest, Hypervisor, Layout, Lying, Ram,
     hypervisor::{Locked, lock},
     memory::HYPERVISOR,
 };
@@ -49,6 +51,10 @@ pub const OTHER_CPU: usize = 1;
 /// What a world is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
+    /// What processors walk. Devices can walk the same only where it is plain EPT.
+    pub cpus: CpuTables,
+    /// The ASIDs of each processor, where it has any.
+    pub asids: Asids,
     /// Whose tables devices walk.
     pub layout: Layout,
     /// The remapping unit.
@@ -95,6 +101,8 @@ pub fn device_behind(unit: usize) -> SourceId {
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            cpus: CpuTables::Ept,
+            asids: Asids { count: 8, flush_by_asid: FlushByAsid::Available },
             layout: Layout::Separate,
             unit: hwmodel::UnitConfig::default(),
             registers: false,
@@ -110,6 +118,8 @@ impl Default for Setup {
 
 pub use guests::{FIRST_REFERENCE, POISON, granted_gfn};
 pub use model::{ModelRam, Observer, Registers};
+pub use tagged::Asids;
+use tagged::Vmruns;
 
 type ModelUnit = Unit<crate::Memory<ModelRam>, Registers, Locked<UnitState>>;
 type ModelDma<'w> =
@@ -139,6 +149,10 @@ impl Invalidate for Local<'_> {
     type Error = InvalidateFailed;
 
     fn invalidate(&self) -> Result<(), InvalidateFailed> {
+        if self.world.vmruns.is_some() {
+            // ASIDs are flushed by a VMRUN, which is not to be had here.
+            return Err(InvalidateFailed);
+        }
         self.world.machine.invalidate(self.cpu, self.root.get() << 12)
     }
 }
@@ -195,8 +209,12 @@ pub struct World {
     pub deaf: Cell<bool>,
     /// What happens while the bytes of the next copy move.
     pub during_copy: RefCell<Option<OtherVcpu>>,
-    /// Which guest each CPU runs.
-    resident: RefCell<BTreeMap<usize, DomainId>>,
+    /// CPUs run guests without accessed and dirty flags, whatever the guests' tables say.
+    pub without_marks: Cell<bool>,
+    /// Which guest each CPU runs, and which of its vCPUs.
+    resident: RefCell<BTreeMap<usize, (DomainId, usize)>>,
+    /// Where CPUs enter guests by VMRUN.
+    vmruns: Option<RefCell<Vmruns>>,
 }
 
 impl fmt::Debug for World {
@@ -208,6 +226,8 @@ impl fmt::Debug for World {
 /// Where guests keep hypercall arguments.
 pub const ARGUMENTS: Gfn = Gfn::new(0x10);
 const ARGUMENT_PAGES: u64 = 64;
+/// Processors of a world.
+const CPUS: usize = 4;
 
 impl World {
     /// A machine with one unit and one device, and two domains; the device is the
@@ -219,7 +239,7 @@ impl World {
     pub fn new(setup: Setup) -> Self {
         let machine = Machine::new(MachineConfig {
             frames: setup.frames,
-            cpus: 4,
+            cpus: CPUS,
             policy: setup.policy,
             ..MachineConfig::default()
         });
@@ -230,8 +250,11 @@ impl World {
         let mut ram = ModelRam::new(machine.clone(), setup.frames);
         ram.write_back = !setup.unit.coherent;
         let mut hypervisor = Hypervisor::new(ram);
-        hypervisor.add_with(FRONTEND, setup.layout, setup.device_format());
-        hypervisor.add_with(BACKEND, setup.layout, setup.device_format());
+        for id in [FRONTEND, BACKEND] {
+            hypervisor.add_on(id, setup.cpus, setup.layout, setup.device_format());
+        }
+        let vmruns = (setup.cpus == CpuTables::Npt)
+            .then(|| RefCell::new(Vmruns::new(machine.clone(), CPUS, setup.asids)));
         let memory = hypervisor.memory.clone();
         let frame = || memory.ram().allocate(HYPERVISOR).expect("memory for the queue");
         let bring_up = |number| {
@@ -264,7 +287,9 @@ impl World {
             stay_out: Cell::new(false),
             deaf: Cell::new(false),
             during_copy: RefCell::default(),
+            without_marks: Cell::new(false),
             resident: RefCell::default(),
+            vmruns,
         };
         for guest in &world.hypervisor.guests {
             for page in 0..ARGUMENT_PAGES {
@@ -298,66 +323,9 @@ impl World {
         self.hypervisor.guest(FRONTEND).expect("the frontend exists")
     }
 
-    /// Lets a CPU run a guest, until the world ends or the guest is kicked out of it;
-    /// after a kick it enters again at once.
-    ///
-    /// # Panics
-    /// If the CPU cannot invalidate.
-    pub fn enter(&self, id: DomainId, cpu: usize) {
-        assert!(self.try_enter(id, cpu), "CPU {cpu} enters {id:?}");
-    }
-
-    /// As [`enter`](Self::enter); a CPU that cannot invalidate stays outside.
-    ///
-    /// # Panics
-    /// If there is no such guest or CPU.
-    pub fn try_enter(&self, id: DomainId, cpu: usize) -> bool {
-        let guest = self.hypervisor.guest(id).expect("a guest of this world");
-        let local = Local { world: self, cpu, root: guest.cpu_root() };
-        match guest.cpus.enter(cpu, &local) {
-            Ok(_) => {
-                self.run(guest, cpu);
-                self.resident.borrow_mut().insert(cpu, id);
-                true
-            }
-            Err(EnterError::Invalidate(InvalidateFailed)) => false,
-            Err(EnterError::UnknownCpu) => panic!("CPU {cpu} does not exist"),
-        }
-    }
-
     /// Sets what is called after each step, or nothing.
     pub fn observe(&self, observer: Option<Observer>) {
         *lock(&self.hypervisor.memory.ram().observer) = observer;
-    }
-
-    /// Plants a bug: a CPU runs a guest that does not know of it.
-    ///
-    /// # Panics
-    /// If there is no such guest.
-    pub fn enter_unseen(&self, id: DomainId, cpu: usize) {
-        self.run(self.hypervisor.guest(id).expect("a guest of this world"), cpu);
-    }
-
-    fn run(&self, guest: &Guest<ModelRam>, cpu: usize) {
-        // Write-back, four levels, no accessed and dirty bits (Intel SDM 3C, EPT pointer).
-        let eptp = guest.cpu_root().get() << 12 | 3 << 3 | 6;
-        self.machine.load_root(cpu, Root::from_eptp(eptp));
-    }
-
-    /// The CPUs that run a guest.
-    pub fn residents(&self, id: DomainId) -> Vec<usize> {
-        let resident = self.resident.borrow();
-        resident.iter().filter(|(_, running)| **running == id).map(|(cpu, _)| *cpu).collect()
-    }
-
-    /// Takes a CPU out of the guest it runs. What it cached stays.
-    pub fn leave(&self, cpu: usize) {
-        if let Some(id) = self.resident.borrow_mut().remove(&cpu) {
-            self.machine.leave(cpu);
-            if let Some(guest) = self.hypervisor.guest(id) {
-                guest.cpus.leave(cpu);
-            }
-        }
     }
 
     /// Makes a call as a guest's first vCPU, to its end unless it is preempted.
@@ -421,7 +389,9 @@ impl World {
             return;
         }
         let frame = Frame(mfn.get());
-        self.machine.revoke(frame, Space::Cpu(guest.cpu_root().get() << 12));
+        for space in self.cpu_spaces(guest) {
+            self.machine.revoke(frame, space);
+        }
         for unit in 0..self.units.len() {
             if let Some(tag) = guest.dma.tag(unit) {
                 self.machine.revoke(frame, Space::Device { unit: UnitId(unit), did: tag.get() });
@@ -447,15 +417,22 @@ impl World {
             let (Actor::Cpu(cpu), Some(Space::Cpu(tag))) = (witness.actor, witness.space) else {
                 return true;
             };
+            if let Some(vmruns) = &self.vmruns {
+                return vmruns.borrow().is_usable(cpu, tag, |id| self.generation(id));
+            }
             let has_tag = |guest: &&Guest<ModelRam>| guest.cpu_root().get() << 12 == tag;
             let guest = self.hypervisor.guests.iter().find(has_tag);
             let resident = self.resident.borrow().get(&cpu).copied();
-            let other = resident.and_then(|id| self.hypervisor.guest(id));
+            let other = resident.and_then(|(id, _)| self.hypervisor.guest(id));
             let inside = other.is_none_or(|other| has_tag(&other));
             self.machine.is_running(cpu) && inside
                 || guest.is_some_and(|guest| guest.cpus.may_hold(cpu))
         });
         found
+    }
+
+    fn generation(&self, id: DomainId) -> Option<Generation> {
+        self.hypervisor.guest(id).map(|guest| guest.cpus.generation())
     }
 
     /// Tries again to flush what a call could not, and gives out what then is free.
@@ -507,8 +484,8 @@ impl Cpus for World {
 
     fn relax(&self) {
         self.hypervisor.memory.ram().relax();
-        let resident: Vec<_> = self.resident.borrow().iter().map(|(cpu, id)| (*cpu, *id)).collect();
-        for (cpu, id) in resident {
+        let resident = self.resident.borrow().clone();
+        for (cpu, (id, vcpu)) in resident {
             if self.deaf.get() || !self.machine.take_ipi(cpu) {
                 continue;
             }
@@ -517,7 +494,7 @@ impl Cpus for World {
                 self.hypervisor.guest(id).expect("a guest of this world").cpus.leave(cpu);
             } else {
                 self.leave(cpu);
-                self.try_enter(id, cpu);
+                self.try_enter_as(id, vcpu, cpu);
             }
         }
     }

@@ -80,12 +80,33 @@ pub enum Tables {
     Shared,
 }
 
+/// What CPUs walk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cpus {
+    /// EPT, or NPT if whoever runs the file says so.
+    #[default]
+    Any,
+    /// EPT.
+    Ept,
+    /// NPT, with an ASID for each vCPU.
+    Npt,
+}
+
 /// The machine.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Machine {
     /// Whose tables devices walk.
     pub tables: Tables,
+    /// What CPUs walk.
+    pub cpus: Cpus,
+    /// CPUs mark what they use, and what they never used is cleared for nothing.
+    pub accessed: bool,
+    /// ASIDs of each CPU, the host's among them: 8 if absent.
+    pub asids: Option<u32>,
+    /// CPUs can flush a single ASID: they can if absent.
+    pub flush_by_asid: Option<bool>,
     /// Levels of the devices' own tables: 3, 4 or 5.
     pub levels: u8,
     /// Frames of memory.
@@ -102,6 +123,10 @@ impl Default for Machine {
     fn default() -> Self {
         Self {
             tables: Tables::Both,
+            cpus: Cpus::Any,
+            accessed: false,
+            asids: None,
+            flush_by_asid: None,
             levels: 4,
             frames: 4096,
             device_tlb: false,

@@ -7,6 +7,7 @@
 mod embedding;
 mod explain;
 pub mod format;
+mod machines;
 pub mod parse;
 pub mod plants;
 pub mod qemu;
@@ -19,4 +20,5 @@ pub mod values;
 pub mod workloads;
 
 pub use explain::explain;
+pub use machines::Open;
 pub use run::{Broken, Manner, Verdict, run};

@@ -202,9 +202,10 @@ fn check_frame(scenario: &Scenario) -> Result<(), Wrong> {
         return fail(format!("kind `{kind}` is no kind of fault; expected such as `F02`"));
     }
     let (machine, unit) = (&scenario.machine, &scenario.unit);
-    let ranges: [(&str, u64, u64, u64); 10] = [
+    let ranges: [(&str, u64, u64, u64); 11] = [
         ("machine.levels", machine.levels.into(), 3, 5),
         ("machine.frames", machine.frames, 512, 65_536),
+        ("machine.asids", machine.asids.unwrap_or(8).into(), 2, 256),
         ("machine.handle_pages", machine.handle_pages as u64, 1, 1024),
         ("unit.count", unit.count as u64, 1, 4),
         ("unit.max_address_mask", unit.max_address_mask.into(), 0, 63),
@@ -218,6 +219,9 @@ fn check_frame(scenario: &Scenario) -> Result<(), Wrong> {
         if !(least..=most).contains(&value) {
             return fail(format!("{key} is {value}; expected {least} to {most}"));
         }
+    }
+    if let Some(why) = crate::machines::impossible(machine) {
+        return fail(why.to_owned());
     }
     let mut names = BTreeSet::from(["front", "back"]);
     for domain in &scenario.domain {

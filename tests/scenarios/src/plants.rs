@@ -195,6 +195,12 @@ pub const PLANTS: &[Plant] = &[
         ..PLANT
     },
     Plant {
+        name: "lost-tlb-control",
+        about: "the embedding enters guests by VMRUN and does not say what to flush",
+        apply: World::forget_tlb_control,
+        ..PLANT
+    },
+    Plant {
         name: "cpu-ignore-invalidate",
         about: "CPUs ignore invalidations",
         apply: |world| cpus_lie(world, CpuLie::IgnoreInvalidate),

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    format::{Access, AccessKind, Action, Attempt, Check, Clear, Populate, Tables, Unit},
+    format::{Access, AccessKind, Action, Attempt, Check, Clear, Cpus, Populate, Tables, Unit},
     parse::Script,
     values::{Count, Names},
 };
@@ -58,6 +58,9 @@ pub fn lower(script: &Script) -> Result<Program, String> {
     let plain = Unit { caching_mode: unit.caching_mode, latency: unit.latency, ..Unit::default() };
     if *unit != plain {
         return Err("QEMU's unit has other properties than the file's".to_owned());
+    }
+    if machine.cpus == Cpus::Npt || machine.accessed {
+        return Err("the file is about CPUs, and none runs a guest".to_owned());
     }
     if machine.device_tlb {
         return Err("the testbed's device has no TLB of its own".to_owned());

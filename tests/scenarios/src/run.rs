@@ -1,4 +1,4 @@
-//! Running a scenario: every order of its actors, in each layout of tables.
+//! Running a scenario: every order of its actors, on each sort of machine.
 //!
 //! [`run`] gives a [`Verdict`]. A broken expectation ends the run and comes with the step,
 //! what the model knows of it, and the shortest order of steps that still shows it.
@@ -8,11 +8,11 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use host::{Layout, world::Flushes};
+use host::world::Flushes;
 use hwmodel::Policy;
 
 use crate::{
-    format::Tables,
+    machines::{Open, Sort},
     parse::{Played, Script},
     plants::Plant,
     session::{Doing, Session},
@@ -28,6 +28,8 @@ pub struct Manner {
     pub plant: Option<&'static Plant>,
     /// One order of steps is enough: for a first look.
     pub once: bool,
+    /// What CPUs walk where the file leaves it open.
+    pub open: Open,
 }
 
 /// What broke, and how.
@@ -41,8 +43,8 @@ pub struct Broken {
     pub order: Vec<String>,
     /// What had happened, in words.
     pub story: Vec<String>,
-    /// In which layout of tables.
-    pub layout: &'static str,
+    /// On which sort of machine.
+    pub machine: &'static str,
 }
 
 /// How a scenario ended.
@@ -60,22 +62,6 @@ pub struct Verdict {
     pub story: Vec<String>,
 }
 
-/// The layouts that a scenario asks for.
-pub(crate) fn layouts(tables: Tables) -> &'static [Layout] {
-    match tables {
-        Tables::Both => &[Layout::Separate, Layout::Shared],
-        Tables::Separate => &[Layout::Separate],
-        Tables::Shared => &[Layout::Shared],
-    }
-}
-
-pub(crate) fn layout_name(layout: Layout) -> &'static str {
-    match layout {
-        Layout::Separate => "separate tables",
-        Layout::Shared => "shared tables",
-    }
-}
-
 /// Runs a scenario.
 #[must_use]
 pub fn run(script: &Script, manner: Manner) -> Verdict {
@@ -86,10 +72,10 @@ pub fn run(script: &Script, manner: Manner) -> Verdict {
         broken: None,
         story: Vec::new(),
     };
-    for layout in layouts(script.scenario.machine.tables) {
+    for sort in Sort::of(&script.scenario.machine, manner.open) {
         // Hardware that keeps everything finds the most; then hardware that acts at random.
         for policy in [Policy::Greedy, Policy::Random(manner.seed.wrapping_add(1))] {
-            let way = Way { script, layout: *layout, policy, plant: manner.plant };
+            let way = Way { script, sort, policy, plant: manner.plant };
             let interleave = script.scenario.interleave;
             let (limit, random) = match (manner.once, policy) {
                 (true, _) => (1, 0),
@@ -121,10 +107,10 @@ pub fn run(script: &Script, manner: Manner) -> Verdict {
     verdict
 }
 
-/// One run in one layout, but for the order of steps.
+/// One run on one sort of machine, but for the order of steps.
 pub(crate) struct Way<'s> {
     pub(crate) script: &'s Script,
-    pub(crate) layout: Layout,
+    pub(crate) sort: Sort,
     pub(crate) policy: Policy,
     pub(crate) plant: Option<&'static Plant>,
 }
@@ -135,7 +121,7 @@ impl Way<'_> {
         let mut order = Vec::new();
         let mut line = 0;
         let ended = catch_unwind(AssertUnwindSafe(|| {
-            let fresh = Session::new(self.script, self.layout, self.policy, self.plant);
+            let fresh = Session::new(self.script, self.sort, self.policy, self.plant);
             let session = session.insert(fresh);
             play(session, self.script, turns, &mut order, &mut line)
         }));
@@ -146,8 +132,8 @@ impl Way<'_> {
             Ok(Err(text)) => text,
             Err(panic) => format!("panic: {}", words_of(panic.as_ref())),
         };
-        let layout = layout_name(self.layout);
-        Err(Box::new(Broken { line, text, order, story, layout }))
+        let machine = self.sort.name();
+        Err(Box::new(Broken { line, text, order, story, machine }))
     }
 
     /// Undoes one turn after the other, as long as something still breaks.

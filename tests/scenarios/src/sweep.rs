@@ -10,12 +10,12 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use host::Layout;
 use hwmodel::{Failure, Policy};
 
 use crate::{
+    machines::{Open, Sort},
     parse::Script,
-    run::{layout_name, layouts, words_of},
+    run::words_of,
     session::Session,
 };
 
@@ -48,8 +48,8 @@ impl fmt::Display for Fault {
 pub struct Harm {
     /// What failed.
     pub fault: Fault,
-    /// In which layout of tables.
-    pub layout: &'static str,
+    /// On which sort of machine.
+    pub machine: &'static str,
     /// The line of the step after which it was seen; 0 at the end.
     pub line: usize,
     /// What is wrong.
@@ -69,12 +69,12 @@ pub struct Swept {
 #[must_use]
 pub fn sweep(script: &Script, most: u64) -> Swept {
     let mut swept = Swept::default();
-    for layout in layouts(script.scenario.machine.tables) {
-        for fault in faults(script, *layout, most) {
+    for sort in Sort::of(&script.scenario.machine, Open::default()) {
+        for fault in faults(script, sort, most) {
             swept.runs += 1;
-            if let Err((line, text)) = survive(script, *layout, fault) {
-                let layout = layout_name(*layout);
-                swept.harm.push(Harm { fault, layout, line, text });
+            if let Err((line, text)) = survive(script, sort, fault) {
+                let machine = sort.name();
+                swept.harm.push(Harm { fault, machine, line, text });
             }
         }
     }
@@ -82,8 +82,8 @@ pub fn sweep(script: &Script, most: u64) -> Swept {
 }
 
 /// All faults there can be, thinned out.
-fn faults(script: &Script, layout: Layout, most: u64) -> Vec<Fault> {
-    let mut session = Session::new(script, layout, Policy::Greedy, None);
+fn faults(script: &Script, sort: Sort, most: u64) -> Vec<Fault> {
+    let mut session = Session::new(script, sort, Policy::Greedy, None);
     session.strict = false;
     let operations = session.world.machine.counters().operations;
     let allocations = session.world.hypervisor.memory.ram().allocations();
@@ -112,10 +112,10 @@ fn spread(count: u64, most: u64) -> impl Iterator<Item = u64> {
     (1..=count).step_by(usize::try_from(stride).unwrap_or(usize::MAX))
 }
 
-fn survive(script: &Script, layout: Layout, fault: Fault) -> Result<(), (usize, String)> {
+fn survive(script: &Script, sort: Sort, fault: Fault) -> Result<(), (usize, String)> {
     let mut line = 0;
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        let mut session = Session::new(script, layout, Policy::Greedy, None);
+        let mut session = Session::new(script, sort, Policy::Greedy, None);
         session.strict = false;
         arm(&session, fault);
         for step in &script.steps {

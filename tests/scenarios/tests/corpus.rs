@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use scenarios::{
-    Manner, Verdict,
+    Manner, Open, Verdict,
     parse::{self, Script},
     plants, run, table,
 };
@@ -43,11 +43,24 @@ fn the_corpus_holds_on_the_model_within_tight_bounds() {
     println!("scenarios | {} files, {interleavings} interleavings", corpus.len());
 }
 
+/// What is asked for is the same whatever CPUs walk; what they forget is not.
+#[test]
+fn the_corpus_holds_on_processors_with_asids_too() {
+    for script in corpus() {
+        let manner = Manner { open: Open::Npt, once: true, ..Manner::default() };
+        let verdict = holds(&script, manner);
+        let bound = *script.scenario.bound.get_ref();
+        if script.actors.is_empty() {
+            assert_eq!(verdict.flushes, (bound.tlb, bound.iotlb), "{}", script.file.display());
+        }
+    }
+}
+
 #[test]
 fn another_seed_and_slow_hardware_break_nothing() {
     let plant = Some(&plants::SLOW);
     for script in corpus().iter().filter(|script| is_short(script)) {
-        holds(script, Manner { seed: 77, once: true, plant });
+        holds(script, Manner { seed: 77, once: true, plant, ..Manner::default() });
     }
 }
 

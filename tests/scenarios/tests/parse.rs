@@ -87,6 +87,21 @@ fn numbers_have_their_range() {
 }
 
 #[test]
+fn machines_that_cannot_be_are_refused() {
+    let tables = "machine = { cpus = \"npt\", tables = \"shared\" }\n";
+    refused(tables, 2, &["VT-d cannot walk NPT", "`separate` or `both`"]);
+    let marked = "machine = { cpus = \"npt\", accessed = true }\n";
+    refused(marked, 2, &["flags of EPT", "`ept` or absent"]);
+    let marked = "machine = { tables = \"shared\", accessed = true }\n";
+    refused(marked, 2, &["which devices do not", "`separate` or `both`"]);
+    refused("machine = { asids = 4 }\n", 2, &["machine.asids", "to be `npt`"]);
+    refused("machine = { flush_by_asid = false }\n", 2, &["flush_by_asid", "to be `npt`"]);
+    refused("machine = { cpus = \"npt\", asids = 1 }\n", 2, &["machine.asids is 1", "2 to 256"]);
+    refused("machine = { cpus = \"pv\" }\n", 3, &["unknown variant `pv`", "`npt`"]);
+    step("enter = { cpu = 1, vcpu = 4 }", &["no vcpu 4", "1 to 3"]);
+}
+
+#[test]
 fn names_are_words_or_ranges_of_words() {
     let grant = |pages: &str| format!("[[step]]\ngrant = {{ pages = {pages} }}\n");
     refused(&grant("\"7up\""), 4, &["`7up` is no name"]);

@@ -16,7 +16,7 @@ use stage2::{
     format::ept::Ept,
 };
 
-use super::{DeviceTables, Guest, Hypervisor, Locked, Tables, lock};
+use super::{DeviceTables, Guest, Hypervisor, Locked, Tables, lock, maps::CpuEnd};
 use crate::{Caller, Memory, Ram};
 
 /// What one cleared leaf showed: 2^`order` frames from `mfn` on.
@@ -199,7 +199,7 @@ pub struct TakeDown<R: Ram> {
 enum Trees<R: Ram> {
     Shared(Teardown<Ept, Memory<R>, Shared>),
     Separate {
-        cpu: Teardown<Ept, Memory<R>, Tlb>,
+        cpu: CpuEnd<R>,
         device: DeviceTables<R>,
         /// What is left of the devices' tree.
         rest: Option<Rest>,

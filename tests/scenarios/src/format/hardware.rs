@@ -121,6 +121,8 @@ pub struct DeclareGone {
 pub struct Enter {
     /// Which CPU: 1 to 3.
     pub cpu: usize,
+    /// Which vCPU of the domain; the one with the CPU's number if absent.
+    pub vcpu: Option<usize>,
     /// Which domain.
     #[serde(default = "back")]
     pub domain: String,

@@ -124,6 +124,11 @@ impl Known {
             Action::DeclareGone(gone) => self.device(&gone.device),
             Action::Enter(enter) => {
                 cpu(enter.cpu)?;
+                if let Some(vcpu) = enter.vcpu
+                    && !(1..=LAST_CPU).contains(&vcpu)
+                {
+                    return Err(format!("there is no vcpu {vcpu}; expected 1 to {LAST_CPU}"));
+                }
                 self.domain(&enter.domain)
             }
             Action::Leave(leave) => cpu(leave.cpu),

@@ -263,8 +263,12 @@ impl Session {
             return Ok(());
         }
         self.world.leave(enter.cpu);
-        let entered = self.world.try_enter(id, enter.cpu);
-        self.say(format!("CPU {} enters {}: {entered}", enter.cpu, enter.domain));
+        let vcpu = enter.vcpu.unwrap_or(enter.cpu);
+        if let Some(cpu) = self.world.runs(id, vcpu) {
+            return Err(format!("CPU {cpu} runs vCPU {vcpu} of {}: it has to leave", enter.domain));
+        }
+        let entered = self.world.try_enter_as(id, vcpu, enter.cpu);
+        self.say(format!("CPU {} enters {} as vCPU {vcpu}: {entered}", enter.cpu, enter.domain));
         self.expect(entered, || format!("CPU {} cannot enter", enter.cpu))
     }
 
@@ -296,7 +300,9 @@ impl Session {
 
     /// Declares that what was taken from a range has been flushed.
     pub(super) fn settle(&self, guest: &Guest<ModelRam>, first: u64, last: u64) {
-        self.world.machine.settled(Space::Cpu(guest.cpu_root().get() << 12), first, last);
+        for space in self.world.cpu_spaces(guest) {
+            self.world.machine.settled(space, first, last);
+        }
         for unit in 0..self.world.units.len() {
             if let Some(tag) = guest.dma.tag(unit) {
                 let space = Space::Device { unit: UnitId(unit), did: tag.get() };

@@ -4,29 +4,35 @@ use std::{cell::Cell, cell::RefCell, collections::BTreeMap};
 
 use flush::{Batch, DomainId, Gfn, Mfn};
 use host::{
-    Layout, Ram, Setup, World,
-    world::{ARGUMENTS, BACKEND, FRONTEND, Flushes, device_behind},
+    Ram, Setup, World,
+    world::{ARGUMENTS, Asids, BACKEND, FRONTEND, Flushes, device_behind},
 };
 use hwmodel::{Frame, Owner, Policy, UnitConfig, UnitId};
 use iommu_vtd::{Device, SourceId};
-use p2m::PageKind;
+use p2m::{PageKind, hardware::svm::FlushByAsid};
 use stage2::format::vtd::VtdLevels;
 
 use super::{ARGUMENT_PAGES, Doing, Mapped, Page, Session, hardware};
 use crate::{
     format::Scenario,
+    machines::Sort,
     parse::Script,
     plants::{Plant, Slip},
 };
 
 /// What a world of `scenario` is made of.
-fn setup(scenario: &Scenario, layout: Layout, policy: Policy, slow: bool) -> Setup {
+fn setup(scenario: &Scenario, sort: Sort, policy: Policy, slow: bool) -> Setup {
     let (machine, unit) = (&scenario.machine, &scenario.unit);
     let levels = match machine.levels {
         3 => VtdLevels::Three,
         5 => VtdLevels::Five,
         _ => VtdLevels::Four,
     };
+    let flush_by_asid = match machine.flush_by_asid {
+        Some(false) => FlushByAsid::Missing,
+        Some(true) | None => FlushByAsid::Available,
+    };
+    let asids = Asids { count: machine.asids.unwrap_or(8), flush_by_asid };
     let unit = UnitConfig {
         page_selective: unit.page_selective,
         max_address_mask: unit.max_address_mask,
@@ -46,7 +52,9 @@ fn setup(scenario: &Scenario, layout: Layout, policy: Policy, slow: bool) -> Set
         ..UnitConfig::default()
     };
     Setup {
-        layout,
+        cpus: sort.cpus,
+        asids,
+        layout: sort.layout,
         unit,
         registers: machine.registers,
         device_tlb: machine.device_tlb,
@@ -60,20 +68,15 @@ fn setup(scenario: &Scenario, layout: Layout, policy: Policy, slow: bool) -> Set
 
 impl Session {
     /// A world as the script wants it, with a bug planted or none.
-    pub(crate) fn new(
-        script: &Script,
-        layout: Layout,
-        policy: Policy,
-        plant: Option<&Plant>,
-    ) -> Self {
+    pub(crate) fn new(script: &Script, sort: Sort, policy: Policy, plant: Option<&Plant>) -> Self {
         let scenario = &script.scenario;
-        let setup = setup(scenario, layout, policy, plant.is_some_and(|plant| plant.slow));
+        let setup = setup(scenario, sort, policy, plant.is_some_and(|plant| plant.slow));
         let mut world = World::new(setup);
         let mut domains =
             BTreeMap::from([("front".to_owned(), FRONTEND), ("back".to_owned(), BACKEND)]);
         for (number, domain) in (3..).zip(&scenario.domain) {
             let id = DomainId::new(number);
-            world.hypervisor.add_with(id, layout, setup.device_format());
+            world.hypervisor.add_on(id, sort.cpus, sort.layout, setup.device_format());
             let guest = world.hypervisor.guest(id).expect("just added");
             for page in 0..ARGUMENT_PAGES {
                 world.hypervisor.populate(guest, Gfn::new(ARGUMENTS.get() + page));
