@@ -4,6 +4,7 @@
 //! without batching and says what the others should be; `docs/simulation.md` lists what
 //! it assumes.
 
+mod held;
 mod print;
 
 use std::cell::RefCell;
@@ -16,6 +17,8 @@ use host::simulate::{Fall, Machine, Outcome, Prices, Rest, Scene, System, publis
 use host::workloads::{self, Workload};
 use serde::Serialize;
 
+use held::Held;
+
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Print one JSON object instead of tables
@@ -27,6 +30,9 @@ pub(crate) struct Arguments {
     /// Remapping units that are flushed
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     units: u16,
+    /// CPUs in the domain for each stream: its own, and those of the programs it serves
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
+    cpus_per_stream: u16,
 }
 
 /// The traffic of the rows: slots of network queues, given back in any order.
@@ -120,6 +126,7 @@ struct Calibration {
     rest_us: f64,
     cpus: u16,
     units: u16,
+    cpus_per_stream: u16,
 }
 
 #[derive(Serialize)]
@@ -132,6 +139,7 @@ struct Results {
     steps: Vec<Step>,
     workloads: Vec<Step>,
     per_stream: Prediction,
+    held: Vec<Held>,
     calibration: Calibration,
 }
 
@@ -153,8 +161,10 @@ fn simulate(arguments: &Arguments) -> Result<Results> {
     let all = workloads::all();
     let [one_server, per_stream] = thread::scope(|scope| {
         let all = &all;
+        let cpus_per_stream = arguments.cpus_per_stream;
         let predict = move |(rest, name)| {
-            let simulator = Simulator { all, machine, rest, known: RefCell::default() };
+            let known = RefCell::default();
+            let simulator = Simulator { all, machine, cpus_per_stream, rest, known };
             simulator.predict(name)
         };
         let running = STATIONS.map(|station| scope.spawn(move || predict(station)));
@@ -169,11 +179,13 @@ fn simulate(arguments: &Arguments) -> Result<Results> {
         steps,
         workloads,
         per_stream: per_stream?,
+        held: held::all(&all, machine, arguments.cpus_per_stream)?,
         calibration: Calibration {
             flush_us: prices.flush as f64 / 1000.0,
             rest_us: prices.rest as f64 / 1000.0,
             cpus: arguments.cpus,
             units: arguments.units,
+            cpus_per_stream: arguments.cpus_per_stream,
         },
     })
 }
@@ -184,6 +196,7 @@ type Known = (&'static str, u16, System, Outcome);
 struct Simulator<'a> {
     all: &'a [Workload],
     machine: Machine,
+    cpus_per_stream: u16,
     rest: Rest,
     /// What was simulated already.
     known: RefCell<Vec<Known>>,
@@ -197,9 +210,10 @@ impl Simulator<'_> {
         }
         let workload = self.all.iter().find(|one| one.name == workload);
         let workload = workload.context("there is no such workload")?;
-        let Self { machine, rest, .. } = *self;
+        let Self { machine, cpus_per_stream, rest, .. } = *self;
         let prices = Prices::calibrated();
-        let outcome = one(&Scene { workload, streams, machine, rest, system, prices });
+        let scene = Scene { workload, streams, cpus_per_stream, machine, rest, system, prices };
+        let outcome = one(&scene);
         self.known.borrow_mut().push((workload.name, streams, system, outcome));
         Ok(outcome)
     }

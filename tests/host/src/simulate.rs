@@ -41,8 +41,11 @@ impl Machine {
 /// How everything but flushing scales with streams: copies, checksums, the hypercall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// One server for all streams, as if a lock or one CPU were behind it.
+    /// One server for all streams, as if a lock or one CPU were behind it. Those that wait
+    /// for it stay in the domain, with all their CPUs.
     OneServer,
+    /// The same, and those that wait sleep: their CPUs are not in the domain.
+    OneServerAsleep,
     /// A server for each stream: streams do not disturb each other.
     PerStream,
 }
@@ -52,7 +55,7 @@ pub enum Rest {
 pub enum Kick {
     /// All others of the machine.
     Every,
-    /// Those that run a stream; the rest invalidate before they enter the domain again.
+    /// Those that are in the domain; the rest invalidate before they enter it again.
     Running,
 }
 
@@ -101,6 +104,9 @@ pub struct Scene<'a> {
     pub workload: &'a Workload,
     /// How many streams there are; 0 counts as 1.
     pub streams: u16,
+    /// CPUs that are in the domain for each stream: the one that handles pages and gives
+    /// them back, and those of the programs it serves. 0 counts as 1.
+    pub cpus_per_stream: u16,
     /// On what.
     pub machine: Machine,
     /// How the rest scales.

@@ -15,13 +15,14 @@ fn network() -> Workload {
 #[derive(Clone, Copy)]
 struct Point {
     streams: u16,
+    cpus_per_stream: u16,
     machine: Machine,
     rest: Rest,
     system: System,
 }
 
 fn at(streams: u16, rest: Rest, system: System) -> Point {
-    Point { streams, machine: Machine::PUBLISHED, rest, system }
+    Point { streams, cpus_per_stream: 1, machine: Machine::PUBLISHED, rest, system }
 }
 
 impl Point {
@@ -29,13 +30,18 @@ impl Point {
         Self { machine: Machine::new(cpus, units).expect("within the limits"), ..self }
     }
 
+    fn with_cpus_per_stream(self, cpus_per_stream: u16) -> Self {
+        Self { cpus_per_stream, ..self }
+    }
+
     fn outcome(self) -> Outcome {
         self.outcome_of(&network())
     }
 
     fn outcome_of(self, workload: &Workload) -> Outcome {
-        let Self { streams, machine, rest, system } = self;
-        run(&Scene { workload, streams, machine, rest, system, prices: Prices::calibrated() })
+        let Self { streams, cpus_per_stream, machine, rest, system } = self;
+        let prices = Prices::calibrated();
+        run(&Scene { workload, streams, cpus_per_stream, machine, rest, system, prices })
     }
 }
 
@@ -140,7 +146,7 @@ fn no_station_does_more_than_it_can() {
             assert!(outcome.waiting <= 16 * outcome.time, "{system:?} {rest:?}: {outcome:?}");
             let server = outcome.pages * Prices::calibrated().rest;
             let most = match rest {
-                Rest::OneServer => outcome.time,
+                Rest::OneServer | Rest::OneServerAsleep => outcome.time,
                 Rest::PerStream => 16 * outcome.time,
             };
             assert!(server <= most + most / 50, "{system:?} {rest:?}: {outcome:?}");
@@ -207,4 +213,43 @@ fn a_row_that_falls_as_published_has_all_of_the_fall_and_one_that_rises_none() {
     assert!(rising.share == 0.0 && rising.simulated < 0.0, "{rising:?}");
     // 2 us over the 4.16 us that a page came to take longer.
     assert!((same.bound - 2.0 / 2.23 / 4.158).abs() < 1e-3, "{same:?}");
+}
+
+#[test]
+fn the_more_cpus_are_in_the_domain_the_more_one_flush_interrupts_and_the_dearer_it_is() {
+    let mut before = [0.0; 2];
+    for cpus in [1, 2, 4] {
+        let of = |rest| at(16, rest, System::UNCOMBINED).with_cpus_per_stream(cpus).outcome();
+        let [awake, asleep] = [Rest::OneServer, Rest::OneServerAsleep].map(of);
+        // One stream is at the flush with one CPU, and the others of it go on.
+        let most = f64::from(16 * cpus - 1);
+        let interrupted = awake.interrupted_per_flush();
+        assert!(interrupted > most - 1.0 && interrupted <= most, "{cpus}: {interrupted}");
+        assert!(asleep.interrupted_per_flush() <= f64::from(2 * cpus - 1), "{asleep:?}");
+        let costs = [awake, asleep].map(|outcome| outcome.flush_us_per_page());
+        assert!(costs[0] > costs[1] && costs[0] > before[0] && costs[1] > before[1], "{costs:?}");
+        before = costs;
+    }
+}
+
+#[test]
+fn with_two_cpus_for_each_stream_sharing_flushes_or_sleeping_keeps_to_600_nanoseconds() {
+    let cost =
+        |rest, system| at(16, rest, system).with_cpus_per_stream(2).outcome().flush_us_per_page();
+    for rest in [Rest::PerStream, Rest::OneServerAsleep] {
+        let cost = cost(rest, System::PLANNED_COMBINED);
+        assert!(cost > 0.0 && cost <= 0.6, "{rest:?}: {cost}");
+    }
+    // Not where all of them stay in the domain and no two ask at once: that is written down.
+    assert!(cost(Rest::OneServer, System::PLANNED_COMBINED) > 0.6);
+    assert!(
+        cost(Rest::PerStream, System::UNCOMBINED) > cost(Rest::PerStream, System::PLANNED_COMBINED)
+    );
+}
+
+#[test]
+fn a_stream_that_needs_more_cpus_than_there_are_still_runs() {
+    let outcome =
+        at(4, Rest::PerStream, System::PLANNED_COMBINED).on(2, 1).with_cpus_per_stream(3).outcome();
+    assert!(outcome.pages > 0 && outcome.interrupted_per_flush() <= 1.0, "{outcome:?}");
 }

@@ -4,7 +4,7 @@
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
-use super::{Falls, Results, Row, Step};
+use super::{Falls, Held, Results, Row, Step};
 
 pub(super) fn text(results: &Results) -> String {
     let calibration = &results.calibration;
@@ -12,10 +12,14 @@ pub(super) fn text(results: &Results) -> String {
         "Calibrated on the published base row alone: a page takes {:.2} us of the one flush at \
          a time\nand {:.2} us of the rest. Machine: {} CPUs, {} unit(s); published: 96 CPUs, and \
          1 unit is assumed.\n\
-         Assumptions: docs/simulation.md\n",
-        calibration.flush_us, calibration.rest_us, calibration.cpus, calibration.units,
+         CPUs in the domain for each stream: {}. Assumptions: docs/simulation.md\n",
+        calibration.flush_us,
+        calibration.rest_us,
+        calibration.cpus,
+        calibration.units,
+        calibration.cpus_per_stream,
     );
-    let Results { rest, rows, fall, steps, workloads, per_stream, .. } = results;
+    let Results { rest, rows, fall, steps, workloads, per_stream, held, calibration: _ } = results;
     let stations = [
         station(rest, rows, fall, steps, workloads),
         station(
@@ -26,7 +30,7 @@ pub(super) fn text(results: &Results) -> String {
             &per_stream.workloads,
         ),
     ];
-    format!("{head}\n{}", stations.join("\n\n"))
+    format!("{head}\n{}\n\n{}", stations.join("\n\n"), table_of_held(held))
 }
 
 fn station(rest: &str, rows: &[Row], fall: &Falls, steps: &[Step], workloads: &[Step]) -> String {
@@ -128,4 +132,33 @@ fn table_of_steps(steps: &[Step]) -> Table {
         ]
     };
     table_of(header, 2, steps.iter().map(line).collect())
+}
+
+fn table_of_held(held: &[Held]) -> String {
+    let header = [
+        "the rest",
+        "CPUs a stream",
+        "flush, us a page",
+        "at most 0.6",
+        "batches a flush",
+        "CPUs a flush",
+        "a further CPU, us",
+        "it may take",
+    ];
+    let line = |held: &Held| {
+        [
+            held.rest.to_owned(),
+            held.cpus_per_stream.to_string(),
+            format!("{:.2}", held.flush_us_per_page),
+            if held.holds { "yes" } else { "no" }.to_owned(),
+            format!("{:.2}", held.batches_per_flush),
+            format!("{:.1}", held.cpus_per_flush),
+            format!("{:.3}", held.further_cpu_us),
+            format!("{:.3}", held.further_cpu_us_at_most),
+        ]
+    };
+    format!(
+        "== All of it with 16 streams, by the CPUs of each stream that are in the domain ==\n{}",
+        table_of(header, 1, held.iter().map(line).collect())
+    )
 }

@@ -9,7 +9,8 @@ use super::*;
 /// The results for the published machine.
 fn results() -> &'static Results {
     static RESULTS: LazyLock<Results> = LazyLock::new(|| {
-        simulate(&Arguments { json: true, cpus: 96, units: 1 }).expect("the machine is allowed")
+        simulate(&Arguments { json: true, cpus: 96, units: 1, cpus_per_stream: 1 })
+            .expect("the machine is allowed")
     });
     &RESULTS
 }
@@ -43,6 +44,29 @@ fn the_json_object_has_the_promised_keys_and_the_published_figures() {
     }
     assert_eq!(printed["rest"], "one server");
     assert_eq!(printed["per_stream"]["rest"], "one server per stream");
+}
+
+#[test]
+fn what_flushing_may_cost_is_judged_for_one_and_two_cpus_of_a_stream_side_by_side() {
+    let printed = serde_json::to_value(results()).expect("it serializes");
+    let held = printed["held"].as_array().expect("a list");
+    let ways = ["one server", "one server, who waits sleeps", "one server per stream"];
+    let expected: Vec<_> = ways.iter().flat_map(|way| [(*way, 1), (*way, 2)]).collect();
+    let found: Vec<_> = held
+        .iter()
+        .map(|row| (row["rest"].as_str().unwrap_or_default(), row["cpus_per_stream"].as_u64()))
+        .map(|(rest, cpus)| (rest, cpus.unwrap_or_default()))
+        .collect();
+    assert_eq!(found, expected);
+    for row in held {
+        let holds = number(row, "flush_us_per_page") <= number(row, "aim");
+        assert_eq!(row["holds"], holds, "{row}");
+        let room = number(row, "further_cpu_us_at_most") >= number(row, "further_cpu_us");
+        assert_eq!(room, holds, "{row}");
+    }
+    // The row of the tables above is the one with as many CPUs.
+    let sixteen = &printed["rows"][4]["flush_us_per_page"];
+    assert_eq!(number(&held[0], "flush_us_per_page"), number(sixteen, "planned_combined"));
 }
 
 #[test]

@@ -20,6 +20,8 @@ pub struct Outcome {
     pub flushing: u64,
     /// How long streams stood between asking for a flush and its end, all together.
     pub waiting: u64,
+    /// CPUs that were interrupted, over all flushes.
+    pub interrupted: u64,
     /// Entries that were lost although nothing about them changed.
     pub refills: u64,
     /// Pages that the flushes named: those given back, and more where blocks are wider.
@@ -43,6 +45,12 @@ impl Outcome {
     #[must_use]
     pub fn wait_us_per_page(&self) -> f64 {
         self.waiting as f64 / 1000.0 / self.pages as f64
+    }
+
+    /// How many CPUs one flush interrupted.
+    #[must_use]
+    pub fn interrupted_per_flush(&self) -> f64 {
+        self.interrupted as f64 / self.flushes as f64
     }
 
     /// How many batches one flush served.

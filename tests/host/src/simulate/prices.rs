@@ -6,7 +6,7 @@
 
 use flush::plan::{CostModel, Plan};
 
-use super::{Kick, Machine};
+use super::Machine;
 
 /// The published table: Gbit/s received by the control domain from a guest.
 pub mod published {
@@ -54,24 +54,31 @@ impl Prices {
         self.units.page.get() + self.units.tail.get() + self.units.wait.get()
     }
 
+    /// Interrupting every other CPU of the published machine.
+    const fn kick_all(&self) -> u64 {
+        self.flush.saturating_sub(Machine::PUBLISHED.units * self.unit())
+    }
+
+    /// Interrupting one CPU more, after the first.
+    #[must_use]
+    pub const fn further_cpu(&self) -> u64 {
+        self.kick_all().saturating_sub(FIRST_CPU) / (Machine::PUBLISHED.cpus - 2)
+    }
+
     /// Interrupting `cpus` others: the first, then the same for each further one.
     pub(super) fn kick(&self, cpus: u64) -> u64 {
-        let published = Machine::PUBLISHED;
-        let all = self.flush.saturating_sub(published.units * self.unit());
-        let further = all.saturating_sub(FIRST_CPU) / (published.cpus - 2);
         match cpus.checked_sub(1) {
             None => 0,
-            Some(more) => FIRST_CPU.min(all) + more * further,
+            Some(more) => FIRST_CPU.min(self.kick_all()) + more * self.further_cpu(),
         }
     }
 
-    /// Carrying out `plan` on every unit of `machine`, with streams on `running` CPUs.
+    /// Carrying out `plan` on every unit of `machine`, and interrupting so many CPUs.
     pub(super) fn carry_out(
         &self,
         plan: &Plan,
         machine: Machine,
-        running: u64,
-        kick: Kick,
+        interrupted: u64,
         overlap: bool,
     ) -> u64 {
         let command = match plan {
@@ -84,10 +91,7 @@ impl Prices {
         let told =
             command.times(plan.commands() as u64).get() + self.units.tail.times(submissions).get();
         let waited = self.units.wait.times(submissions).get();
-        let kicked = self.kick(match kick {
-            Kick::Every => machine.cpus - 1,
-            Kick::Running => running.saturating_sub(1),
-        });
+        let kicked = self.kick(interrupted);
         if overlap {
             machine.units * told + kicked.max(waited)
         } else {
@@ -110,15 +114,15 @@ mod tests {
     #[test]
     fn one_command_on_the_published_machine_takes_what_was_calibrated() {
         let prices = Prices::calibrated();
-        let flush = |machine: Machine, kick, overlap| {
-            prices.carry_out(&Plan::Domain, machine, 16, kick, overlap)
+        let flush = |machine: Machine, interrupted, overlap| {
+            prices.carry_out(&Plan::Domain, machine, interrupted, overlap)
         };
-        let published = flush(Machine::PUBLISHED, Kick::Every, false);
+        let published = flush(Machine::PUBLISHED, 95, false);
         assert!(prices.flush - published < 100, "{published}, rounded down");
         let sixteen = Machine::new(96, 16).expect("16 units are allowed");
-        assert_eq!(flush(sixteen, Kick::Every, false) - published, 15 * 800);
-        assert_eq!(flush(sixteen, Kick::Every, true) - published, 15 * 400 - 400);
-        let few = flush(Machine::PUBLISHED, Kick::Running, false);
+        assert_eq!(flush(sixteen, 95, false) - published, 15 * 800);
+        assert_eq!(flush(sixteen, 95, true) - published, 15 * 400 - 400);
+        let few = flush(Machine::PUBLISHED, 15, false);
         assert_eq!(few, 800 + FIRST_CPU + 14 * 394);
         assert_eq!(prices.kick(0), 0);
     }
@@ -127,9 +131,9 @@ mod tests {
     fn a_plan_costs_what_its_commands_and_submissions_cost() {
         let prices = Prices::calibrated();
         let machine = Machine::new(1, 1).expect("one of each is allowed");
-        let cost = |overlap| prices.carry_out(&Plan::Global, machine, 1, Kick::Every, overlap);
+        let cost = |overlap| prices.carry_out(&Plan::Global, machine, 0, overlap);
         assert_eq!([cost(false), cost(true)], [800, 800]);
-        let nothing = prices.carry_out(&Plan::Nothing, machine, 1, Kick::Every, false);
+        let nothing = prices.carry_out(&Plan::Nothing, machine, 0, false);
         assert_eq!(nothing, 0);
     }
 }

@@ -11,7 +11,7 @@ use flush::{
 };
 
 use super::{
-    Outcome, Rest, Scene,
+    Kick, Outcome, Rest, Scene,
     clock::{Clock, below, vary},
 };
 use crate::workloads::{Entries, Leaf, Step};
@@ -84,6 +84,9 @@ pub(super) struct Simulation<'a> {
     streams: Vec<Stream<'a>>,
     entries: Entries,
     free_cpus: u64,
+    /// Streams in the rest of a batch: the CPUs of the others that have some are in the
+    /// hypervisor with their first.
+    resting: u64,
     ready: VecDeque<usize>,
     /// When the one server of the rest has done all it was given.
     rest_free: u64,
@@ -131,6 +134,7 @@ impl<'a> Simulation<'a> {
             streams,
             entries: Entries::new(scene.prices.units.live_entries as usize),
             free_cpus: scene.machine.cpus,
+            resting: 0,
             ready: VecDeque::new(),
             rest_free: 0,
             asking: VecDeque::new(),
@@ -145,7 +149,10 @@ impl<'a> Simulation<'a> {
         while let Some(event) = self.clock.next() {
             match event {
                 Event::Ready(stream) => self.ready.push_back(stream),
-                Event::Rested(stream) => self.ask(stream),
+                Event::Rested(stream) => {
+                    self.resting -= 1;
+                    self.ask(stream);
+                }
                 Event::Flushed => self.flushed(),
             }
             if !self.dispatch() || self.outcome.pages >= ENOUGH {
@@ -156,21 +163,40 @@ impl<'a> Simulation<'a> {
         self.outcome
     }
 
+    /// CPUs that a stream takes while it runs.
+    fn cpus_each(&self) -> u64 {
+        u64::from(self.scene.cpus_per_stream).clamp(1, self.scene.machine.cpus)
+    }
+
+    /// CPUs in the domain. One that asks for a flush has left it to do so, and stays out
+    /// until it is served; the others of its stream go on.
+    fn inside(&self) -> u64 {
+        let each = self.cpus_each();
+        let flushing = (self.scene.machine.cpus - self.free_cpus) / each - self.resting;
+        let awake = match self.scene.rest {
+            Rest::OneServer | Rest::PerStream => self.resting,
+            Rest::OneServerAsleep => self.resting.min(1),
+        };
+        awake * each + flushing * (each - 1)
+    }
+
     /// Gives free CPUs to streams that want one; `false` if one has nothing more to do.
     fn dispatch(&mut self) -> bool {
-        while self.free_cpus > 0
+        let each = self.cpus_each();
+        while self.free_cpus >= each
             && let Some(number) = self.ready.pop_front()
         {
             let stream = &mut self.streams[number];
             if stream.advance(self.scene.system.batch, &mut self.entries).is_none() {
                 return false;
             }
-            self.free_cpus -= 1;
+            self.free_cpus -= each;
+            self.resting += 1;
             let work = self.scene.prices.rest * stream.pages();
             let time = vary(work, number, stream.batches) + std::mem::take(&mut stream.owed);
             let end = match self.scene.rest {
                 Rest::PerStream => self.clock.now() + time,
-                Rest::OneServer => {
+                Rest::OneServer | Rest::OneServerAsleep => {
                     self.rest_free = self.rest_free.max(self.clock.now()) + time;
                     self.rest_free
                 }
@@ -216,12 +242,16 @@ impl<'a> Simulation<'a> {
             Plan::Blocks(blocks) => blocks.clone().map(|block| block.pages()).sum(),
             Plan::Nothing | Plan::Domain | Plan::Global => whole.pages(),
         };
-        let running = machine.cpus - self.free_cpus;
-        let time = prices.carry_out(&plan, *machine, running, system.kick, system.overlap);
+        let interrupted = match system.kick {
+            Kick::Every => machine.cpus - 1,
+            Kick::Running => self.inside(),
+        };
+        let time = prices.carry_out(&plan, *machine, interrupted, system.overlap);
         self.streams[*leader].owed += prices.units.refill.times(lost).get();
         self.flush_began = self.clock.now();
         if self.flush_began >= self.begin {
             self.outcome.refills += lost;
+            self.outcome.interrupted += interrupted;
             self.outcome.named += named;
         }
         self.clock.at(self.flush_began + time, Event::Flushed);
@@ -241,7 +271,7 @@ impl<'a> Simulation<'a> {
                 self.outcome.pages += stream.pages();
                 self.outcome.waiting += now - stream.asked.max(self.begin);
             }
-            self.free_cpus += 1;
+            self.free_cpus += self.cpus_each();
             self.ready.push_back(number);
         }
         self.start_flush();
