@@ -3,7 +3,10 @@
 //! A [`Plant`] is put into a world before the first step. A scenario with teeth fails
 //! under at least one of them.
 
-use host::{FlushLie, World, world::OTHER_CPU};
+use host::{
+    FlushLie, World,
+    world::{BACKEND, OTHER_CPU},
+};
 use hwmodel::{CpuLie, Lie, UnitId};
 
 /// What an embedding does wrong beside its flushes.
@@ -201,6 +204,17 @@ pub const PLANTS: &[Plant] = &[
         ..PLANT
     },
     Plant {
+        name: "no-marks",
+        about: "the embedding runs guests without accessed flags that it goes by",
+        apply: |world| {
+            world.without_marks.set(true);
+            // CPU 1 is inside from the start.
+            world.leave(OTHER_CPU);
+            world.enter(BACKEND, OTHER_CPU);
+        },
+        ..PLANT
+    },
+    Plant {
         name: "cpu-ignore-invalidate",
         about: "CPUs ignore invalidations",
         apply: |world| cpus_lie(world, CpuLie::IgnoreInvalidate),
@@ -210,6 +224,12 @@ pub const PLANTS: &[Plant] = &[
         name: "cpu-keep-walks",
         about: "CPUs keep pointers to tables",
         apply: |world| cpus_lie(world, CpuLie::KeepWalks),
+        ..PLANT
+    },
+    Plant {
+        name: "cpu-cache-unmarked",
+        about: "CPUs cache what they have not marked as accessed",
+        apply: |world| cpus_lie(world, CpuLie::CacheUnmarked),
         ..PLANT
     },
     Plant {
