@@ -101,10 +101,7 @@ impl Machine {
         self.with(|state| {
             state.world.step();
             let frame = state.world.ram.allocate(owner)?;
-            for word in 0..512 {
-                let address = frame.address().saturating_add(8 * word);
-                state.world.ram.hardware_store(address, 0);
-            }
+            state.world.ram.zero(frame);
             Some(frame)
         })
     }

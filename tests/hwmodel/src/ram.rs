@@ -276,14 +276,28 @@ impl Ram {
         Some(old_in_buffer.or(old_behind_line).unwrap_or(current))
     }
 
+    /// Fills a frame with zeros, with nothing left behind in a cache or buffer.
+    pub(crate) fn zero(&mut self, frame: Frame) {
+        // One that nobody ever used is zero as it is.
+        if self.slot(frame).is_some_and(|slot| slot.words.get().is_some()) {
+            for word in 0..512 {
+                self.hardware_store(frame.address().saturating_add(8 * word), 0);
+            }
+        }
+    }
+
     /// Stores for hardware: coherent, nothing left behind in a cache or buffer.
     pub(crate) fn hardware_store(&mut self, address: u64, value: u64) {
         let address = address & !7;
         if let Some(word) = self.word(address) {
             word.store(value, Ordering::SeqCst);
         }
-        self.unwritten.remove(&address);
-        self.buffered.remove(&address);
+        // Mostly there is nothing, and looking for it would be what a new world costs.
+        for behind in [&mut self.unwritten, &mut self.buffered] {
+            if !behind.is_empty() {
+                behind.remove(&address);
+            }
+        }
     }
 
     /// Sets bits for hardware (accessed, dirty).
