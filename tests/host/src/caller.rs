@@ -125,6 +125,13 @@ fn kind(rights: Rights) -> PageKind {
     }
 }
 
+impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Caller<'_, R, T, I> {
+    fn count_page(&self, mfn: Mfn, typed: bool) -> PageReference {
+        self.hypervisor.pages.take(mfn, typed);
+        PageReference::taken(mfn, typed)
+    }
+}
+
 impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
     type Tlb = T;
     type Iotlb = I;
@@ -196,20 +203,23 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
             return Err(PageError::Refused);
         }
         let typed = rights == Rights::ReadWrite;
-        let mfn = match frame {
-            GrantedFrame::Pinned(mfn) => mfn,
+        match frame {
+            GrantedFrame::Pinned(mfn) => Ok(self.count_page(mfn, typed)),
             GrantedFrame::Number(gfn) => {
                 let granter = self.hypervisor.guest(granter).ok_or(PageError::NotRam)?;
-                let mapping = granter.lookup(gfn).ok_or(PageError::NotRam)?;
-                match mapping.kind {
-                    Some(PageKind::RamReadWrite) => mapping.mfn,
-                    Some(PageKind::RamReadOnly) if !typed => mapping.mfn,
-                    Some(_) | None => return Err(PageError::NotRam),
-                }
+                // Once the lock is gone the page may be free, or somebody else's.
+                granter.with_lookup(gfn, |found| {
+                    let mapping = found.ok_or(PageError::NotRam)?;
+                    match mapping.kind {
+                        Some(PageKind::RamReadWrite) => Ok(self.count_page(mapping.mfn, typed)),
+                        Some(PageKind::RamReadOnly) if !typed => {
+                            Ok(self.count_page(mapping.mfn, typed))
+                        }
+                        Some(_) | None => Err(PageError::NotRam),
+                    }
+                })
             }
-        };
-        self.hypervisor.pages.take(mfn, typed);
-        Ok(PageReference::taken(mfn, typed))
+        }
     }
 
     #[inline(always)]

@@ -7,7 +7,7 @@
 use std::{
     fmt,
     ops::ControlFlow,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
 };
 
 use flush::{Batch, Cleared, DomainId, Gfn, Gone, Mfn, Run, Shared, Skipped};
@@ -27,6 +27,7 @@ use stage2::{
 use crate::{
     Memory, Ram,
     storage::{Grants, Handles},
+    turns,
 };
 
 mod maps;
@@ -39,6 +40,17 @@ pub use pages::PageCounts;
 
 /// A lock that goes on after a panic: a test that failed has said what it had to say.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    match mutex.try_lock() {
+        Ok(guard) => guard,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => wait_for(mutex),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn wait_for<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    turns::wait(&|| !matches!(mutex.try_lock(), Err(TryLockError::WouldBlock)));
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -192,12 +204,6 @@ impl<R: Ram> Guest<R> {
         lock(&self.grants)
     }
 
-    /// Whether nobody holds a lock of this domain: another vCPU could go on now.
-    pub fn is_unlocked(&self) -> bool {
-        let free = self.space.try_lock().is_ok() && self.grants.try_lock().is_ok();
-        free && self.handles.try_lock().is_ok()
-    }
-
     /// Forgets all handles, and has room for so many pages of them from now on.
     pub fn limit_handles(&self, pages: usize) {
         *lock(&self.handles) = Maptrack::new(Handles::new(VCPUS), pages);
@@ -226,7 +232,17 @@ impl<R: Ram> Guest<R> {
 
     /// What a frame number shows.
     pub fn lookup(&self, gfn: Gfn) -> Option<p2m::Mapping> {
-        lock(&self.space).tables.get(gfn)
+        self.with_lookup(gfn, |found| found)
+    }
+
+    /// Runs something on what a frame number shows, while that cannot change.
+    pub(crate) fn with_lookup<A>(
+        &self,
+        gfn: Gfn,
+        action: impl FnOnce(Option<p2m::Mapping>) -> A,
+    ) -> A {
+        let space = lock(&self.space);
+        action(space.tables.get(gfn))
     }
 
     /// Whether any frame number shows a page.

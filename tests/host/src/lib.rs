@@ -23,6 +23,7 @@ pub mod sparse;
 pub mod stats;
 mod storage;
 pub mod teardown;
+pub mod turns;
 pub mod unmaps;
 pub mod walks;
 pub mod workloads;

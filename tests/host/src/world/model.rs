@@ -15,7 +15,11 @@ use flush::{DomainId, Mfn};
 use hwmodel::{Frame, Machine, Owner, UnitId};
 use iommu_vtd::Mmio;
 
-use crate::{Ram, hypervisor::lock};
+use crate::{
+    Ram,
+    hypervisor::lock,
+    turns::{Point, point},
+};
 
 /// The model's memory.
 pub struct ModelRam {
@@ -76,6 +80,7 @@ impl ModelRam {
             self.machine.write_back(address);
         }
         self.observed();
+        point(Point::Entry);
     }
 
     fn observed(&self) {
@@ -138,6 +143,7 @@ impl Ram for ModelRam {
         self.time.fetch_add(1, Ordering::Relaxed);
         self.machine.tick();
         self.observed();
+        point(Point::Poll);
     }
 }
 
@@ -165,9 +171,11 @@ impl Mmio for Registers {
 
     fn write32(&self, offset: u32, value: u32) {
         self.machine.register_write32(self.unit, offset.into(), value);
+        point(Point::Register);
     }
 
     fn write64(&self, offset: u32, value: u64) {
         self.machine.register_write64(self.unit, offset.into(), value);
+        point(Point::Register);
     }
 }
