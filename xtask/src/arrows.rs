@@ -53,7 +53,7 @@ const ROWS: &[Row] = &[
     Row {
         package: SCENARIOS,
         ours: &[FLUSH, STAGE2, P2M, VTD, GNTTAB, HWMODEL, HOST],
-        others: &["serde", "toml", "zerocopy"],
+        others: &["corosensei", "serde", "toml", "zerocopy"],
     },
     Row {
         package: TESTBED,

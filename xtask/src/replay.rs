@@ -180,10 +180,10 @@ fn on_model(arguments: &Arguments, scripts: &[Script]) -> Vec<Outcome> {
             Some(broken) => ("fail", format!("line {}: {}", broken.line, broken.text)),
         };
         if !arguments.json {
-            let all = if verdict.complete { "all" } else { "some" };
             let (runs, (tlb, iotlb)) = (verdict.interleavings, verdict.flushes);
+            let orders = orders(&verdict);
             steps.print(&format!(
-                "{result} {file} (model, {runs} runs, {all} orders, at most {tlb} + {iotlb} flushes)"
+                "{result} {file} (model, {runs} runs, {orders}, at most {tlb} + {iotlb} flushes)"
             ));
             if let Some(broken) = &verdict.broken {
                 steps.print(&shown(broken));
@@ -197,6 +197,17 @@ fn on_model(arguments: &Arguments, scripts: &[Script]) -> Vec<Outcome> {
         steps.end();
     }
     outcomes
+}
+
+/// Which orders of the actors' steps were run.
+fn orders(verdict: &scenarios::Verdict) -> String {
+    match (verdict.complete, verdict.interruptions) {
+        (true, _) => "all orders".to_owned(),
+        (false, None) => "some orders".to_owned(),
+        (false, Some(0)) => "all orders of whole steps, some others".to_owned(),
+        (false, Some(1)) => "all orders with 1 interruption, some with more".to_owned(),
+        (false, Some(most)) => format!("all orders with {most} interruptions, some with more"),
+    }
 }
 
 /// Boots the testbed with each scenario, once for each layout of tables.

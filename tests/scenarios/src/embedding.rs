@@ -3,7 +3,10 @@
 //! [`Scripted`] stands between the library and the guest of a [`host::World`]. Before
 //! each call of the library it lets other actors go on, and it slips where it is told to.
 
-use std::cell::Cell;
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+};
 
 use flush::{Cleared, Cover, DomainId, Flush, Gfn, Hardware, Kind, Released, Skipped, TablePage};
 use gnttab::{
@@ -11,7 +14,11 @@ use gnttab::{
     GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
     PageError, PageReference, Pin, Rights, VcpuId,
 };
-use host::world::ModelCaller;
+use host::{
+    PageCounts,
+    turns::{Point, point},
+    world::ModelCaller,
+};
 
 use crate::plants::Slip;
 
@@ -20,10 +27,26 @@ pub(crate) struct Hooked<'a, F> {
     inner: &'a F,
     hook: &'a dyn Fn(),
     again: Option<&'a Cell<u64>>,
+    /// Flushes that are done, if another one of the same domain counts as one's own.
+    done: Option<&'a Done>,
+}
+
+/// How many flushes of each domain are done.
+pub(crate) type Done = RefCell<BTreeMap<DomainId, u64>>;
+
+/// A flush under way: whose, and how many of that domain's were done when it began.
+pub(crate) struct Begun<T> {
+    inner: T,
+    domain: DomainId,
+    before: u64,
+}
+
+fn count_of(done: &Done, domain: DomainId) -> u64 {
+    done.borrow().get(&domain).copied().unwrap_or(0)
 }
 
 impl<K: Kind, F: Flush<K>> Flush<K> for Hooked<'_, F> {
-    type InFlight = F::InFlight;
+    type InFlight = Begun<F::InFlight>;
     type Error = F::Error;
 
     fn start(&self, domain: DomainId, cover: &Cover) -> Self::InFlight {
@@ -33,12 +56,22 @@ impl<K: Kind, F: Flush<K>> Flush<K> for Hooked<'_, F> {
             // What becomes of it is of no interest: it is one too many.
             drop(self.inner.wait(self.inner.start(domain, cover)));
         }
-        self.inner.start(domain, cover)
+        let before = self.done.map_or(0, |done| count_of(done, domain));
+        Begun { inner: self.inner.start(domain, cover), domain, before }
     }
 
     fn wait(&self, in_flight: Self::InFlight) -> Result<(), Self::Error> {
         (self.hook)();
-        let result = self.inner.wait(in_flight);
+        let Begun { inner, domain, before } = in_flight;
+        if self.done.is_some_and(|done| count_of(done, domain) > before) {
+            // Whichever it is that was done.
+            drop(inner);
+            return Ok(());
+        }
+        let result = self.inner.wait(inner);
+        if let Some(done) = self.done {
+            *done.borrow_mut().entry(domain).or_default() += 1;
+        }
         (self.hook)();
         result
     }
@@ -51,6 +84,7 @@ pub(crate) struct Scripted<'a, D: Domain> {
     vcpu: VcpuId,
     slip: Option<Slip>,
     drop_page: &'a dyn Fn(PageReference, bool),
+    pages: &'a PageCounts,
     tlb: Hooked<'a, D::Tlb>,
     iotlb: Hooked<'a, D::Iotlb>,
 }
@@ -65,6 +99,8 @@ pub(crate) struct Manner<'a> {
     pub(crate) slip: Option<Slip>,
     /// Flushes that nobody asked for.
     pub(crate) extra: &'a Cell<u64>,
+    /// Flushes of CPUs and of devices that are done.
+    pub(crate) done: &'a [Done; 2],
 }
 
 impl<'a> Manner<'a> {
@@ -78,9 +114,13 @@ impl<'a> Manner<'a> {
     {
         let Hardware { tlb, iotlb } = caller.hardware();
         let again = (self.slip == Some(Slip::Twice)).then_some(self.extra);
+        let [of_cpus, of_devices] = self
+            .done
+            .each_ref()
+            .map(|done| (self.slip == Some(Slip::AnothersDone)).then_some(done));
         (
-            Hooked { inner: tlb, hook: self.hook, again },
-            Hooked { inner: iotlb, hook: self.hook, again },
+            Hooked { inner: tlb, hook: self.hook, again, done: of_cpus },
+            Hooked { inner: iotlb, hook: self.hook, again, done: of_devices },
         )
     }
 
@@ -97,6 +137,7 @@ impl<'a> Manner<'a> {
             vcpu: VcpuId(self.vcpu),
             slip: self.slip,
             drop_page,
+            pages: &caller.hypervisor.pages,
             tlb,
             iotlb,
         }
@@ -172,6 +213,13 @@ impl<'a, D: Domain> Domain for Scripted<'a, D> {
         let page = self.inner.get_page(granter, frame, rights)?;
         if self.slip == Some(Slip::Uncounted) {
             (self.drop_page)(PageReference::taken(page.mfn(), page.typed()), page.typed());
+        }
+        if self.slip == Some(Slip::LookedUpBefore) {
+            // As if the page had been found and not counted yet.
+            let is_free = self.pages.drop_one(page.mfn(), page.typed());
+            debug_assert!(!is_free, "its owner counts it");
+            point(Point::Gap);
+            self.pages.take(page.mfn(), page.typed());
         }
         Ok(page)
     }

@@ -229,7 +229,7 @@ pub struct Interleave {
 
 impl Default for Interleave {
     fn default() -> Self {
-        Self { limit: 150, random: 25, inside: true }
+        Self { limit: 800, random: 100, inside: true }
     }
 }
 

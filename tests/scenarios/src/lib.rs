@@ -13,6 +13,8 @@ pub mod plants;
 pub mod qemu;
 mod run;
 mod session;
+mod stage;
+mod strand;
 pub mod sweep;
 pub mod table;
 mod turns;

@@ -26,6 +26,10 @@ pub enum Slip {
     Twice,
     /// It always lets the call go on, whatever waits.
     NoPreemption,
+    /// It looks a page up, and counts it only after it let the lock go.
+    LookedUpBefore,
+    /// It takes any flush of the same domain that ends for the one it waits for.
+    AnothersDone,
 }
 
 /// A planted bug.
@@ -39,6 +43,8 @@ pub struct Plant {
     pub slow: bool,
     /// What the embedding does wrong.
     pub slip: Option<Slip>,
+    /// Nothing but actors that take turns can show it.
+    pub turns: bool,
     pub(crate) apply: fn(&World),
 }
 
@@ -48,7 +54,8 @@ impl std::fmt::Debug for Plant {
     }
 }
 
-const PLANT: Plant = Plant { name: "", about: "", slow: false, slip: None, apply: |_| {} };
+const PLANT: Plant =
+    Plant { name: "", about: "", slow: false, slip: None, turns: false, apply: |_| {} };
 
 fn units_lie(world: &World, lie: Lie) {
     for unit in 0..world.units.len() {
@@ -146,6 +153,21 @@ pub const PLANTS: &[Plant] = &[
         name: "no-preemption",
         about: "the embedding never lets a call be left",
         slip: Some(Slip::NoPreemption),
+        ..PLANT
+    },
+    Plant {
+        name: "looked-up-before",
+        about: "the embedding looks a page up, and counts it when the lock is gone",
+        slip: Some(Slip::LookedUpBefore),
+        turns: true,
+        ..PLANT
+    },
+    Plant {
+        name: "anothers-done",
+        about: "the embedding takes a flush of the same domain that ends for its own",
+        slow: true,
+        slip: Some(Slip::AnothersDone),
+        turns: true,
         ..PLANT
     },
     Plant {

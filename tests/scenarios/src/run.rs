@@ -3,19 +3,17 @@
 //! [`run`] gives a [`Verdict`]. A broken expectation ends the run and comes with the step,
 //! what the model knows of it, and the shortest order of steps that still shows it.
 
-use std::{
-    cell::RefCell,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use host::world::Flushes;
 use hwmodel::Policy;
 
 use crate::{
     machines::{Open, Sort},
-    parse::{Played, Script},
+    parse::Script,
     plants::Plant,
-    session::{Doing, Session},
+    session::Session,
+    stage::Stage,
     turns::{Search, Turns},
 };
 
@@ -54,6 +52,9 @@ pub struct Verdict {
     pub interleavings: u64,
     /// Every order there is was run.
     pub complete: bool,
+    /// Every order was run that leaves an actor in the middle of its step at most so often;
+    /// nothing if not even all orders of whole steps were.
+    pub interruptions: Option<u32>,
     /// The most flushes that one run asked for, of CPUs and of devices.
     pub flushes: (u64, u64),
     /// What broke first.
@@ -68,10 +69,12 @@ pub fn run(script: &Script, manner: Manner) -> Verdict {
     let mut verdict = Verdict {
         interleavings: 0,
         complete: true,
+        interruptions: None,
         flushes: (0, 0),
         broken: None,
         story: Vec::new(),
     };
+    let mut within = None;
     for sort in Sort::of(&script.scenario.machine, manner.open) {
         // Hardware that keeps everything finds the most; then hardware that acts at random.
         for policy in [Policy::Greedy, Policy::Random(manner.seed.wrapping_add(1))] {
@@ -101,9 +104,13 @@ pub fn run(script: &Script, manner: Manner) -> Verdict {
                 }
             }
             verdict.interleavings += search.runs;
-            verdict.complete &= search.complete || policy != Policy::Greedy;
+            if policy == Policy::Greedy {
+                verdict.complete &= search.complete;
+                within = within.into_iter().chain([search.within]).min();
+            }
         }
     }
+    verdict.interruptions = within.flatten();
     verdict
 }
 
@@ -186,118 +193,14 @@ pub(crate) fn play(
         let group = steps.iter().take_while(|step| step.actor.is_some()).count();
         let (group, others) = steps.split_at(group);
         let stage = Stage::new(session, script, group, turns);
-        let result = stage.play();
-        *order = stage.order.take();
-        *line = stage.line.get();
-        result?;
+        let played = stage.play();
+        *order = stage.order();
+        played.map_err(|(broken, text)| {
+            *line = broken;
+            text
+        })?;
         session.settled()?;
         steps = others;
     }
     session.bounded(script.scenario.bound.get_ref())
-}
-
-/// Actors that take turns.
-struct Stage<'s> {
-    session: &'s Session,
-    script: &'s Script,
-    inside: bool,
-    turns: &'s Turns,
-    parts: Vec<Vec<&'s Played>>,
-    next: RefCell<Vec<usize>>,
-    /// Actors that are in the middle of a step, the innermost last.
-    busy: RefCell<Vec<usize>>,
-    problem: RefCell<Option<String>>,
-    order: RefCell<Vec<String>>,
-    line: std::cell::Cell<usize>,
-}
-
-impl<'s> Stage<'s> {
-    fn new(
-        session: &'s Session,
-        script: &'s Script,
-        group: &'s [Played],
-        turns: &'s Turns,
-    ) -> Self {
-        let count = script.actors.len();
-        let part = |actor| group.iter().filter(|step| step.actor == Some(actor)).collect();
-        Self {
-            session,
-            script,
-            inside: script.scenario.interleave.inside,
-            turns,
-            parts: (0..count).map(part).collect(),
-            next: RefCell::new(vec![0; count]),
-            busy: RefCell::default(),
-            problem: RefCell::default(),
-            order: RefCell::default(),
-            line: std::cell::Cell::new(group.first().map_or(0, |step| step.line)),
-        }
-    }
-
-    /// Actors that could do a step now.
-    fn ready(&self) -> Vec<usize> {
-        let (next, busy) = (self.next.borrow(), self.busy.borrow());
-        let all = 0..self.parts.len();
-        all.filter(|actor| next[*actor] < self.parts[*actor].len() && !busy.contains(actor))
-            .collect()
-    }
-
-    fn play(&self) -> Result<(), String> {
-        loop {
-            let ready = self.ready();
-            if ready.is_empty() {
-                return Ok(());
-            }
-            self.act(ready[self.turns.choose(ready.len())]);
-            if let Some(problem) = self.problem.take() {
-                return Err(problem);
-            }
-        }
-    }
-
-    /// An actor does its next step.
-    fn act(&self, actor: usize) {
-        let place = self.next.borrow()[actor];
-        let step = self.parts[actor][place];
-        self.next.borrow_mut()[actor] += 1;
-        let inside = self.busy.borrow().len();
-        let name = &self.script.actors[actor];
-        let margin = "  ".repeat(inside);
-        self.order.borrow_mut().push(format!(
-            "{margin}{name}: line {} ({}){}",
-            step.line,
-            step.action.name(),
-            if inside > 0 { ", inside the call above" } else { "" }
-        ));
-        self.busy.borrow_mut().push(actor);
-        let outer = self.line.replace(step.line);
-        let doing = Doing { actor, hook: &|| self.point() };
-        let result = self.session.step(step, doing).and_then(|()| self.session.unharmed());
-        self.busy.borrow_mut().pop();
-        let mut problem = self.problem.borrow_mut();
-        match result {
-            // What broke first is what counts.
-            Err(text) if problem.is_none() => *problem = Some(text),
-            Err(_) | Ok(()) if problem.is_some() => {}
-            Err(_) | Ok(()) => {
-                if inside > 0 {
-                    self.line.set(outer);
-                }
-            }
-        }
-    }
-
-    /// The library calls its embedder: others may go on here.
-    fn point(&self) {
-        while self.inside && self.problem.borrow().is_none() && self.session.is_unlocked() {
-            let ready = self.ready();
-            if ready.is_empty() {
-                return;
-            }
-            match self.turns.choose(ready.len() + 1) {
-                0 => return,
-                choice => self.act(ready[choice - 1]),
-            }
-        }
-    }
 }

@@ -17,7 +17,12 @@ use host::{
 use hwmodel::{DmaTicket, Frame, FrameState};
 use iommu_vtd::Device;
 
-use crate::{embedding::Manner, format::Action, parse::Played, plants::Slip};
+use crate::{
+    embedding::{Done, Manner},
+    format::Action,
+    parse::Played,
+    plants::Slip,
+};
 
 mod calls;
 mod grants;
@@ -105,6 +110,8 @@ pub(crate) struct Session {
     left: RefCell<BTreeMap<DomainId, Left>>,
     flushes: Cell<Flushes>,
     extra: Cell<u64>,
+    /// Flushes of CPUs and of devices that are done.
+    done: [Done; 2],
     flights: RefCell<Vec<DmaTicket>>,
     drained: RefCell<Vec<Frame>>,
     /// An edit of the hypervisor's own, which holds no page, could not be flushed.
@@ -136,7 +143,7 @@ impl Session {
     /// # Errors
     /// What was expected and did not come about, in words.
     pub(crate) fn step(&self, step: &Played, doing: Doing<'_>) -> Result<(), String> {
-        self.moments.borrow_mut().push((self.world.machine.now().0, step.line));
+        self.moment(step.line);
         let tags = self.tags();
         let result = self.act(step, doing);
         self.put_into_words(&tags);
@@ -207,15 +214,15 @@ impl Session {
     /// As [`step`](Self::step).
     pub(crate) fn step_alone(&mut self, step: &Played) -> Result<(), String> {
         if let Action::Destroy(destroy) = &step.action {
-            self.moments.borrow_mut().push((self.world.machine.now().0, step.line));
+            self.moment(step.line);
             return self.destroy(destroy);
         }
         self.step(step, Doing { actor: 0, hook: &|| {} })
     }
 
-    /// Whether nobody holds a lock, so that another vCPU could go on.
-    pub(crate) fn is_unlocked(&self) -> bool {
-        self.world.hypervisor.guests.iter().all(Guest::is_unlocked)
+    /// From this moment on, what happens is the step's in that line.
+    pub(crate) fn moment(&self, line: usize) {
+        self.moments.borrow_mut().push((self.world.machine.now().0, line));
     }
 
     /// A broken expectation, unless they do not count.
@@ -275,6 +282,7 @@ impl Session {
             vcpu: u32::try_from(doing.actor).unwrap_or(0),
             slip: self.slip,
             extra: &self.extra,
+            done: &self.done,
         }
     }
 
@@ -295,6 +303,12 @@ impl Session {
         let total = Flushes { tlb: tlb + flushes.tlb, iotlb: iotlb + flushes.iotlb };
         self.flushes.set(total);
         (outcome, flushes)
+    }
+
+    /// Takes flushes out of the account that are no part of what a scenario bounds.
+    fn forgive(&self, flushes: Flushes) {
+        let Flushes { tlb, iotlb } = self.flushes.get();
+        self.flushes.set(Flushes { tlb: tlb - flushes.tlb, iotlb: iotlb - flushes.iotlb });
     }
 
     /// The flushes that all calls asked for so far.

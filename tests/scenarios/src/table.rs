@@ -44,8 +44,9 @@ pub fn first(script: &Script) -> Option<&'static str> {
 pub fn row(script: &Script) -> Row {
     let breaks = |once| {
         let plants = PLANTS.iter().filter(move |plant| {
+            let once = once && !plant.turns;
             let manner = Manner { plant: Some(plant), once, ..Manner::default() };
-            run(script, manner).broken.is_some()
+            (once || !script.actors.is_empty()) && run(script, manner).broken.is_some()
         });
         plants.map(|plant| plant.name).collect::<Vec<_>>()
     };

@@ -14,7 +14,6 @@ impl Session {
     pub(super) fn grant(&self, grant: &Grant) -> Result<(), String> {
         let (granter, to) = (self.domain(&grant.by)?.id(), self.domain(&grant.to)?.id());
         let first = grant.reference.unwrap_or_else(|| self.next_reference(granter));
-        let before = self.flushes();
         for (reference, name) in (first..).zip(&grant.pages.0) {
             let known = self.pages.borrow().get(name).cloned();
             let page = match known {
@@ -22,7 +21,9 @@ impl Session {
                 Some(_) | None => {
                     let gfn = granted_gfn(reference);
                     let nobody = Doing { actor: 0, hook: &|| {} };
-                    let (mfn, _) = self.give_memory(granter, gfn, 0, nobody)?;
+                    let (mfn, flushes) = self.give_memory(granter, gfn, 0, nobody)?;
+                    // Its own memory is no part of what a call of the other side costs.
+                    self.forgive(flushes);
                     self.mappings.borrow_mut().remove(name);
                     self.name_page(name, mfn, 0, granter, gfn);
                     // Its granter's own memory is no mapping to be named.
@@ -39,8 +40,6 @@ impl Session {
             let next = references.entry(granter).or_insert(reference);
             *next = (*next).max(reference + 1);
         }
-        // The granter's own memory is no part of what a call of the other side costs.
-        self.flushes.set(before);
         let count = grant.pages.0.len();
         self.say(format!("{} grants {count} page(s) to {}", grant.by, grant.to));
         Ok(())
@@ -197,8 +196,7 @@ impl Session {
         let guest = self.domain_by_id(page.owner)?;
         let expected = p2m::Expected { mfn: page.mfn, kind: PageKind::RamReadWrite };
         let mut result = Ok(());
-        let before = self.flushes();
-        self.as_domain(page.owner, |caller| {
+        let flushes = self.as_domain(page.owner, |caller| {
             let mut batch = TakenBatch::new(page.owner);
             let held = batch.hold(|skipped| {
                 let cleared = guest.clear(page.gfn, expected, skipped)?;
@@ -210,7 +208,7 @@ impl Session {
             self.finish(page.owner, batch, caller, doing, &mut result);
         });
         // The owner's own flush is no part of what a call of the other side costs.
-        self.flushes.set(before);
+        self.forgive(flushes);
         self.expect(result.is_ok(), || format!("freeing `{name}`: {result:?}"))?;
         let left = self.world.hypervisor.pages.get(page.mfn).0;
         self.expect(left == 0, || format!("`{name}` is still counted by somebody"))

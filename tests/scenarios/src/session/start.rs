@@ -129,6 +129,7 @@ impl Session {
             left: RefCell::default(),
             flushes: Cell::default(),
             extra: Cell::default(),
+            done: Default::default(),
             flights: RefCell::default(),
             drained: RefCell::default(),
             unflushed: Cell::default(),

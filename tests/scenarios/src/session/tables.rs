@@ -90,9 +90,9 @@ impl Session {
 
     /// Whether the entry of one grant shows the page that was the other's.
     fn changed(&self, one: (DomainId, u32), other: (DomainId, u32)) -> bool {
-        let pages = self.pages.borrow();
-        let page = pages.values().find(|page| page.grants.contains(&other));
-        page.is_some_and(|page| self.entry_frame(one.0, one.1) == Some(page.gfn))
+        let is_others = |page: &&super::Page| page.grants.contains(&other);
+        let gfn = self.pages.borrow().values().find(is_others).map(|page| page.gfn);
+        gfn.is_some() && self.entry_frame(one.0, one.1) == gfn
     }
 
     /// What one of two grants was is the other one now.
