@@ -17,7 +17,7 @@ use gnttab::{
 use host::{
     PageCounts,
     turns::{Point, point},
-    world::ModelCaller,
+    world::{FRONTEND, ModelCaller},
 };
 
 use crate::plants::Slip;
@@ -85,6 +85,8 @@ pub(crate) struct Scripted<'a, D: Domain> {
     slip: Option<Slip>,
     drop_page: &'a dyn Fn(PageReference, bool),
     pages: &'a PageCounts,
+    /// The lock of a granter's table is held.
+    with_table: Cell<bool>,
     tlb: Hooked<'a, D::Tlb>,
     iotlb: Hooked<'a, D::Iotlb>,
 }
@@ -138,6 +140,7 @@ impl<'a> Manner<'a> {
             slip: self.slip,
             drop_page,
             pages: &caller.hypervisor.pages,
+            with_table: Cell::new(false),
             tlb,
             iotlb,
         }
@@ -181,12 +184,22 @@ impl<'a, D: Domain> Domain for Scripted<'a, D> {
         action: impl FnOnce(&mut GrantTable<Self::Grants>) -> R,
     ) -> Option<R> {
         (self.hook)();
-        self.inner.with_granter(granter, action)
+        self.with_table.set(true);
+        let result = self.inner.with_granter(granter, action);
+        self.with_table.set(false);
+        result
     }
 
     fn with_maptrack<R>(&self, action: impl FnOnce(&mut Maptrack<Self::Handles>) -> R) -> R {
         (self.hook)();
-        self.inner.with_maptrack(action)
+        self.inner.with_maptrack(|maptrack| {
+            // With a table's lock in hand this would be no more than a lock too many.
+            if self.slip == Some(Slip::LockOrder) && !self.with_table.get() {
+                point(Point::Gap);
+                self.inner.with_granter(FRONTEND, |_| ());
+            }
+            action(maptrack)
+        })
     }
 
     fn allows(&self, action: Action, subject: DomainId) -> bool {

@@ -26,6 +26,8 @@ pub enum Slip {
     Twice,
     /// It always lets the call go on, whatever waits.
     NoPreemption,
+    /// It takes a granter's table when it has the maptrack.
+    LockOrder,
     /// It looks a page up, and counts it only after it let the lock go.
     LookedUpBefore,
     /// It takes any flush of the same domain that ends for the one it waits for.
@@ -153,6 +155,13 @@ pub const PLANTS: &[Plant] = &[
         name: "no-preemption",
         about: "the embedding never lets a call be left",
         slip: Some(Slip::NoPreemption),
+        ..PLANT
+    },
+    Plant {
+        name: "lock-order",
+        about: "the embedding locks a granter's table when it holds the maptrack",
+        slip: Some(Slip::LockOrder),
+        turns: true,
         ..PLANT
     },
     Plant {

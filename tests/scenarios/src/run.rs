@@ -204,3 +204,60 @@ pub(crate) fn play(
     }
     session.bounded(script.scenario.bound.get_ref())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{parse::parse, plants};
+
+    #[track_caller]
+    fn broken(text: &str, plant: &'static Plant) -> Broken {
+        let text = format!("title = 't'\nbound = {{ tlb = 2, iotlb = 3 }}\n{text}");
+        let script = parse(Path::new("some.toml"), &text).expect("it makes sense");
+        run(&script, Manner { plant: Some(plant), ..Manner::default() }).broken.expect("it breaks")
+    }
+
+    #[test]
+    fn a_panic_of_an_actor_ends_the_run_and_is_shown_with_its_step() {
+        static PANICS: Plant = Plant {
+            apply: |world| world.observe(Some(Box::new(|| panic!("on purpose")))),
+            ..plants::SLOW
+        };
+        let text = "[[step]]
+            actor = 'one'
+            mark = {}
+            [[step]]
+            actor = 'two'
+            populate = { pages = 'a', at = 1048576 }
+            ";
+        let broken = broken(text, &PANICS);
+        assert_eq!((broken.line, broken.text.as_str()), (6, "panic: on purpose"));
+        assert_eq!(broken.order, ["one: line 3 (mark)", "two: line 6 (populate)"]);
+    }
+
+    #[test]
+    fn actors_that_wait_for_each_others_locks_are_shown_where_each_of_them_stopped() {
+        let text = "[[step]]
+            grant = { pages = ['a', 'b'] }
+            [[step]]
+            map = { pages = ['a', 'b'], at = 1048576 }
+            [[step]]
+            actor = 'one'
+            unmap = { mappings = 'a' }
+            [[step]]
+            actor = 'two'
+            unmap = { mappings = 'b' }
+            ";
+        let plant = plants::named("lock-order").expect("it is in the list");
+        let broken = broken(text, plant);
+        assert_eq!(broken.text, "every actor that is left waits for a lock of another");
+        let order = [
+            "one: line 7 (unmap), as far as a call of the library",
+            "two: line 10 (unmap), as far as a lock that another holds",
+            "one goes on: line 7 (unmap), as far as a lock that another holds",
+        ];
+        assert_eq!(broken.order, order);
+    }
+}

@@ -93,8 +93,9 @@ impl Session {
     /// Grants are given back by those who mapped them, not cleared as memory.
     fn only_memory(&self, id: flush::DomainId, run: Run) -> Result<(), String> {
         let guest = self.domain_by_id(id)?;
-        let places = self.places.borrow();
-        let mut inside = places.iter().filter(|(domain, gfn)| *domain == id && run.contains(*gfn));
+        let places = self.places.borrow().clone();
+        let mut inside =
+            places.into_iter().filter(|(domain, gfn)| *domain == id && run.contains(*gfn));
         let is_grant = |found: p2m::Mapping| found.kind != Some(PageKind::RamReadWrite);
         match inside.find(|(_, gfn)| guest.lookup(*gfn).is_some_and(is_grant)) {
             Some((_, gfn)) => Err(format!("a grant is mapped at {gfn:?}")),
