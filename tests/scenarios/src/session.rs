@@ -6,10 +6,11 @@
 use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
 };
 
 use flush::{DomainId, Gfn, Held, Mfn};
-use gnttab::{Call, Outcome};
+use gnttab::{Call, Outcome, SharedPage};
 use host::{
     Guest, Taken, World,
     world::{ARGUMENTS, Ended, FIRST_REFERENCE, Flushes, ModelCaller, ModelFailed, ModelRam},
@@ -103,6 +104,8 @@ pub(crate) struct Session {
     told: RefCell<Vec<String>>,
     put: RefCell<Vec<usize>>,
     references: RefCell<BTreeMap<DomainId, u32>>,
+    /// Pages of entries of version 1, as their guest has them.
+    views: RefCell<BTreeMap<(DomainId, usize), Arc<SharedPage>>>,
     /// Entries that a guest wrote word for word.
     wild: RefCell<BTreeSet<(DomainId, u32)>>,
     held: RefCell<Vec<(DomainId, ModelFailed<'static>)>>,

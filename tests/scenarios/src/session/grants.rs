@@ -1,6 +1,9 @@
 //! Steps of granters: what they write, end and take back.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering, fence},
+};
 
 use flush::{DomainId, Gfn};
 use gnttab::{GrantStorage, Version};
@@ -59,6 +62,9 @@ impl Session {
         let (page, place) = (reference as usize / per_page, reference as usize % per_page);
         if page >= table.frames() {
             table.grow(page + 1).map_err(|error| format!("the table does not grow: {error:?}"))?;
+        }
+        if let (Version::V1, Some(words)) = (table.version(), table.storage().as_guest(page)) {
+            self.views.borrow_mut().insert((granter, page), words);
         }
         let words = table.storage().shared(page).ok_or("the table has no such page")?;
         let head = u64::from(flags) | u64::from(to.get()) << 16;
@@ -120,17 +126,18 @@ impl Session {
 
     /// Ends a grant as a careful granter does: only if it is not in use, in one step.
     fn revoke(&self, granter: DomainId, reference: u32) -> Result<bool, String> {
+        let (page, place) = (reference as usize / 512, reference as usize % 512);
+        let view = self.views.borrow().get(&(granter, page)).map(Arc::clone);
+        if let Some(words) = view {
+            // A guest waits for no lock of the hypervisor's.
+            return Ok(revoke_v1(&words[place]));
+        }
         let table = self.domain_by_id(granter)?.grants();
         let per_page = table.version().per_page();
         let (page, place) = (reference as usize / per_page, reference as usize % per_page);
         let words = table.storage().shared(page).ok_or("the table has no such page")?;
         match table.version() {
-            Version::V1 => {
-                let word = words[place].load(Ordering::SeqCst);
-                let idle = word & (1 << 3 | 1 << 4) == 0;
-                let (now, order) = (0, Ordering::SeqCst);
-                Ok(idle && words[place].compare_exchange(word, now, order, order).is_ok())
-            }
+            Version::V1 => Ok(revoke_v1(&words[place])),
             Version::V2 => {
                 let head = words[2 * place].swap(0, Ordering::SeqCst);
                 fence(Ordering::SeqCst);
@@ -213,4 +220,11 @@ impl Session {
         let left = self.world.hypervisor.pages.get(page.mfn).0;
         self.expect(left == 0, || format!("`{name}` is still counted by somebody"))
     }
+}
+
+/// Takes an entry of version 1 back in one step, unless it is in use.
+fn revoke_v1(entry: &AtomicU64) -> bool {
+    let word = entry.load(Ordering::SeqCst);
+    let idle = word & (1 << 3 | 1 << 4) == 0;
+    idle && entry.compare_exchange(word, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }

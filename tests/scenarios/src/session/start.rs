@@ -123,6 +123,7 @@ impl Session {
             told: RefCell::default(),
             put: RefCell::default(),
             references: RefCell::default(),
+            views: RefCell::default(),
             wild: RefCell::default(),
             held: RefCell::default(),
             held_memory: RefCell::default(),

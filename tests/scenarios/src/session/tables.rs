@@ -30,6 +30,8 @@ const COPIED: u16 = 512;
 impl Session {
     pub(super) fn set_version(&self, set: &SetVersion, doing: Doing<'_>) -> Result<(), String> {
         let id = self.domain(&set.by)?.id();
+        // Whether a page has entries of version 1 is not known any more.
+        self.views.borrow_mut().retain(|(granter, _), _| *granter != id);
         let mut version = [set.version];
         let (outcome, _) = self.elements(id, operation::SET_VERSION, &mut version, doing)?;
         if outcome == Outcome::Done {
