@@ -150,13 +150,36 @@ impl<R: Ram> Guest<R> {
         skipped: &mut Skipped<'_>,
     ) -> Result<(), Stopped> {
         let mut budget = Budget::UNLIMITED;
+        self.restrict_within(Rest::new(run), allowed, &mut budget, skipped)
+    }
+
+    /// The same, as far as the budget goes.
+    ///
+    /// # Errors
+    /// As [`p2m::P2m::restrict`]; what lies before the rest is done in every table.
+    pub fn restrict_within(
+        &self,
+        rest: Rest,
+        allowed: Access,
+        budget: &mut Budget,
+        skipped: &mut Skipped<'_>,
+    ) -> Result<(), Stopped> {
         match lock(&self.space).edit() {
-            Tables::Shared(both) => {
-                both.restrict(Rest::new(run), allowed, &mut budget, skipped).map(drop)
-            }
+            Tables::Shared(both) => both.restrict(rest, allowed, budget, skipped).map(drop),
             Tables::Separate { cpu, device } => {
-                cpu.restrict(Rest::new(run), allowed, &mut budget, skipped)?;
-                device.restrict(&self.dma, run, allowed, skipped)
+                let result = cpu.restrict(rest, allowed, budget, skipped);
+                let done = match &result {
+                    Ok(_) => Some(rest.run()),
+                    Err(stopped) => before(rest, stopped.rest),
+                };
+                if let Some(done) = done {
+                    let taken = device.restrict(&self.dma, done, allowed, skipped);
+                    taken.map_err(|stopped| Stopped {
+                        rest: up_to(stopped.rest, rest),
+                        ..stopped
+                    })?;
+                }
+                result.map(drop)
             }
         }
     }
@@ -214,7 +237,13 @@ impl<R: Ram> TakeDown<R> {
 
     /// Goes on as far as the batch has room; says whether that was all.
     pub fn step(&mut self, batch: &mut TakenBatch) -> bool {
-        batch.edit_many(|skipped, room| self.trees.step(&self.dma, skipped, room))
+        let mut budget = Budget::UNLIMITED;
+        self.step_within(&mut budget, batch)
+    }
+
+    /// The same, as far as the budget goes.
+    pub fn step_within(&mut self, budget: &mut Budget, batch: &mut TakenBatch) -> bool {
+        batch.edit_many(|skipped, room| self.trees.step(&self.dma, budget, skipped, room))
     }
 }
 
@@ -222,15 +251,15 @@ impl<R: Ram> Trees<R> {
     fn step<'id>(
         &mut self,
         dma: &DmaDomain<Locked<Members>>,
+        budget: &mut Budget,
         skipped: &mut Skipped<'id>,
         room: &mut Room<'_, 'id, Taken, 32>,
     ) -> bool {
-        let mut budget = Budget::UNLIMITED;
         match self {
             Self::Shared(both) => {
                 let mut leaves = Vec::new();
                 let sink = Collect { left: room.left(), leaves: &mut leaves };
-                let done = both.step(&mut budget, skipped, sink).is_ok();
+                let done = both.step(budget, skipped, sink).is_ok();
                 for (run, leaf, gone) in leaves {
                     take(room, run, leaf, gone.into());
                 }
@@ -239,7 +268,7 @@ impl<R: Ram> Trees<R> {
             Self::Separate { cpu, device, rest } => {
                 let mut leaves = Vec::new();
                 let sink = Collect { left: room.left(), leaves: &mut leaves };
-                let done = cpu.step(&mut budget, skipped, sink).is_ok();
+                let done = cpu.step(budget, skipped, sink).is_ok();
                 for (run, leaf, gone) in leaves {
                     let on_devices = device.clear_run(dma, run, skipped);
                     let on_devices = on_devices.expect("as on the CPUs' side");
@@ -248,7 +277,7 @@ impl<R: Ram> Trees<R> {
                 if let (true, Some(left)) = (done, *rest) {
                     let mut record = Recorder::<Iotlb, _>::new(skipped, Unheld);
                     let tables = dma.tables(&device.memory);
-                    let stopped = stage2::destroy(tables, left, &mut budget, &mut record).err();
+                    let stopped = stage2::destroy(tables, left, budget, &mut record).err();
                     *rest = stopped.map(|stopped| stopped.rest);
                 }
                 done && rest.is_none()

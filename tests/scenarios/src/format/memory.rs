@@ -44,6 +44,8 @@ pub struct Clear {
     /// Entries read before it pauses and what it took is flushed; 0 is no pause.
     #[serde(default)]
     pub budget: u64,
+    /// In how many steps it is done, each with its flush.
+    pub steps: Option<Count>,
     /// Whether it works.
     #[serde(default)]
     pub result: Attempt,
@@ -76,6 +78,11 @@ pub struct Restrict {
     pub count: u64,
     /// What is still allowed.
     pub allow: Allowed,
+    /// Entries read before it pauses and what it took is flushed; 0 is no pause.
+    #[serde(default)]
+    pub budget: u64,
+    /// In how many steps it is done, each with its flush.
+    pub steps: Option<Count>,
     /// Requests to flush CPUs.
     pub tlb: Option<Count>,
     /// Requests to flush devices.

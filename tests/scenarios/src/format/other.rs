@@ -37,6 +37,12 @@ pub struct Retry {
 pub struct Destroy {
     /// Which domain.
     pub domain: String,
+    /// Entries read before taking its tables down pauses, and what was taken is flushed; 0
+    /// is no pause.
+    #[serde(default)]
+    pub budget: u64,
+    /// In how many steps it is done, each with its flush.
+    pub steps: Option<Count>,
     /// Requests to flush CPUs, while its handles are released.
     pub tlb: Option<Count>,
     /// Requests to flush devices.

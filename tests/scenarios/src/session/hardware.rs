@@ -10,7 +10,7 @@ use hwmodel::{Access as Wanted, Failure, Frame, FrameState, Space, UnitId};
 use iommu_vtd::{DetachError, DmaFlush, MoveError, SourceId};
 use p2m::{PageKind, TlbFlush};
 
-use super::{Doing, Session};
+use super::{Doing, Session, memory::budget_of};
 use crate::{
     format::{
         Access, AccessKind, Attach, Attempt, DeclareGone, Destroy, Detach, DmaBegin, Enter, Fail,
@@ -364,8 +364,9 @@ impl Session {
             self.world.machine.repair();
             self.retry(crate::format::Retry::default())?;
         }
-        self.take_down(id)?;
-        self.say(format!("{} is destroyed", destroy.domain));
+        let steps = self.take_down(id, destroy.budget)?;
+        self.check_steps(destroy.steps, steps)?;
+        self.say(format!("{} is destroyed, its tables in {steps} step(s)", destroy.domain));
         Ok(())
     }
 
@@ -376,7 +377,8 @@ impl Session {
         Ok(guest.dma.devices() > 0 && guest.dma.tag(device.unit).is_some())
     }
 
-    fn take_down(&mut self, id: flush::DomainId) -> Result<(), String> {
+    /// In how many steps.
+    fn take_down(&mut self, id: flush::DomainId, budget: u64) -> Result<u64, String> {
         let guests = &mut self.world.hypervisor.guests;
         let place = guests.iter().position(|guest| guest.id() == id).ok_or("it is gone")?;
         // What its tables show of others' pages was released with the handles.
@@ -395,10 +397,11 @@ impl Session {
         let guest = self.world.hypervisor.guests.swap_remove(place);
         let root = guest.cpu_root();
         let mut end = guest.take_down();
-        let mut done = false;
+        let (mut done, mut steps) = (false, 0);
         while !done {
             let mut batch = TakenBatch::new(id);
-            done = end.step(&mut batch);
+            done = end.step_within(&mut budget_of(budget), &mut batch);
+            steps += 1;
             let local = Local::new(&self.world, CALLING_CPU, root);
             let tlb = TlbFlush { guest: &end.cpus, machine: &self.world, local: &local };
             let iotlb = DmaFlush::new(&self.world.units, &end.dma);
@@ -416,6 +419,6 @@ impl Session {
         }
         self.places.borrow_mut().retain(|(domain, _)| *domain != id);
         self.mappings.borrow_mut().retain(|_, mapped| mapped.domain != id);
-        Ok(())
+        Ok(steps)
     }
 }

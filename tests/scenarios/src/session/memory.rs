@@ -7,10 +7,21 @@ use p2m::{Expected, PageKind};
 use stage2::{Access, Budget, Rest, Stop, Stopped};
 
 use super::{Doing, Session};
-use crate::format::{Allowed, Clear, Memory, MovePage, Populate, Restrict, Retry, Reuse, SwapPage};
+use crate::{
+    format::{Allowed, Clear, Memory, MovePage, Populate, Restrict, Retry, Reuse, SwapPage},
+    values::Count,
+};
 
 /// Who takes frames that were freed, and those that run out.
 const STRANGER: Owner = Owner(99);
+
+/// How many entries may be read before a walk pauses; 0 is no pause.
+pub(super) fn budget_of(entries: u64) -> Budget {
+    match entries {
+        0 => Budget::UNLIMITED,
+        entries => Budget::new(entries),
+    }
+}
 
 impl Session {
     pub(super) fn populate(&self, populate: &Populate, doing: Doing<'_>) -> Result<(), String> {
@@ -55,10 +66,7 @@ impl Session {
             let mut rest = Some(Rest::new(run));
             while let Some(left) = rest {
                 let mut batch = TakenBatch::new(id);
-                let mut budget = match clear.budget {
-                    0 => Budget::UNLIMITED,
-                    entries => Budget::new(entries),
-                };
+                let mut budget = budget_of(clear.budget);
                 let edited = batch.edit_many(|skipped, room| {
                     caller.guest.clear_range(left, &mut budget, skipped, room)
                 });
@@ -87,7 +95,17 @@ impl Session {
             clear.count, clear.by, flushes.tlb, flushes.iotlb
         ));
         self.attempt(clear.result, result, "clearing the range")?;
+        self.check_steps(clear.steps, batches)?;
         self.check_flushes(clear.tlb, clear.iotlb, flushes)
+    }
+
+    /// Whether something was done in as many steps as was expected.
+    pub(super) fn check_steps(&self, expected: Option<Count>, steps: u64) -> Result<(), String> {
+        let holds = expected.is_none_or(|expected| expected.allows(steps));
+        self.expect(holds, || {
+            let expected = expected.map(|expected| expected.to_string()).unwrap_or_default();
+            format!("it took {steps} steps; expected {expected}")
+        })
     }
 
     /// Grants are given back by those who mapped them, not cleared as memory.
@@ -111,25 +129,44 @@ impl Session {
             Allowed::Read => Access::READ,
             Allowed::ReadWrite => Access::READ_WRITE,
         };
-        let mut result = Ok(());
+        let (mut result, mut batches) = (Ok(()), 0);
         let flushes = self.as_domain(guest.id(), |caller| {
-            let mut batch: Batch<(), 1> = Batch::new(guest.id());
-            let edited = batch.edit_many(|skipped, _| caller.guest.restrict(run, allowed, skipped));
-            result = edited.map_err(|stopped| format!("stopped: {:?}", stopped.stop));
-            (doing.hook)();
             let manner = self.manner(doing);
             let (tlb, iotlb) = manner.hardware(caller);
-            if batch.flush(&flush::Hardware { tlb: &tlb, iotlb: &iotlb }).is_err() {
-                result = Err("the flush failed".to_owned());
-                self.unflushed.set(true);
+            let mut rest = Some(Rest::new(run));
+            while let Some(left) = rest {
+                let mut batch: Batch<(), 1> = Batch::new(guest.id());
+                let mut budget = budget_of(restrict.budget);
+                let edited = batch.edit_many(|skipped, _| {
+                    caller.guest.restrict_within(left, allowed, &mut budget, skipped)
+                });
+                rest = match edited {
+                    Ok(()) => None,
+                    Err(Stopped { rest, stop: Stop::Full | Stop::Budget, .. }) => Some(rest),
+                    Err(Stopped { stop, .. }) => {
+                        result = Err(format!("stopped: {stop:?}"));
+                        None
+                    }
+                };
+                (doing.hook)();
+                batches += 1;
+                if batch.flush(&flush::Hardware { tlb: &tlb, iotlb: &iotlb }).is_err() {
+                    result = Err("the flush failed".to_owned());
+                    self.unflushed.set(true);
+                    rest = None;
+                }
             }
         });
         // A CPU that could not forget stays outside, which the model's own verdict ignores.
         if result.is_ok() && self.strict {
             self.settle(guest, restrict.first, last);
         }
-        self.say(format!("rights of {} pages of {} are taken", restrict.count, restrict.by));
+        self.say(format!(
+            "rights of {} pages of {} are taken in {batches} batch(es), {} + {} flushes",
+            restrict.count, restrict.by, flushes.tlb, flushes.iotlb
+        ));
         self.expect(result.is_ok(), || format!("taking rights: {result:?}"))?;
+        self.check_steps(restrict.steps, batches)?;
         self.check_flushes(restrict.tlb, restrict.iotlb, flushes)
     }
 

@@ -117,6 +117,7 @@ impl Session {
                             first: mapped.gfn.get(),
                             count: 1 << self.page(&mapped.page)?.order,
                             budget: 0,
+                            steps: None,
                             result: crate::format::Attempt::Ok,
                             tlb: None,
                             iotlb: None,
