@@ -65,7 +65,7 @@ const ROWS: &[Row] = &[
     Row {
         package: "quiesce-fuzz",
         ours: &[FLUSH, STAGE2, P2M, VTD, GNTTAB, HWMODEL, HOST, SCENARIOS, TESTBED],
-        others: &["arbitrary", "bolero", "bolero-engine", "clap", "rand", "zerocopy"],
+        others: &["arbitrary", "bolero", "bolero-engine", "clap", "rand", "toml", "zerocopy"],
     },
     // Only development dependencies, so that no test builds them.
     Row { package: "quiesce-benches", ours: &[], others: &[] },

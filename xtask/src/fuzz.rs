@@ -1,7 +1,8 @@
 //! `cargo xtask fuzz`: random inputs against the crates, for as long as one likes
 //!
 //! A target is searched by a process of its own, two at a time. What breaks a promise is
-//! written to a file, as small as it would get, with the command that plays it again.
+//! written to a file, as small as it would get, and as a scenario beside it where it is a
+//! story; the commands that play both again are printed.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use comfy_table::{Cell, CellAlignment, Table, presets};
+use scenarios::plants::PLANTS;
 use serde::Serialize;
 
 use crate::checkout;
@@ -37,6 +39,10 @@ pub(crate) struct Arguments {
     /// Search only this target
     #[arg(long, value_name = "T", value_parser = PossibleValuesParser::new(TARGETS))]
     target: Option<String>,
+    /// Plant a bug, which the search should find (see `replay --list-plants`)
+    #[arg(long, value_name = "NAME", requires = "target",
+        value_parser = PossibleValuesParser::new(plant_names()))]
+    plant: Option<String>,
     /// Decides the inputs; by default other ones each time
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
@@ -59,6 +65,14 @@ struct Row {
     /// The command that plays what was found again.
     #[serde(skip_serializing_if = "Option::is_none")]
     replay: Option<String>,
+    /// The one that plays it as a scenario.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scenario: Option<String>,
+}
+
+/// Planted bugs that stories can be played with: those that are all in their world.
+fn plant_names() -> impl Iterator<Item = &'static str> {
+    PLANTS.iter().filter(|plant| plant.is_of_a_world()).map(|plant| plant.name)
 }
 
 /// Searches, or plays one input again.
@@ -68,7 +82,7 @@ struct Row {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let program = checkout::build_executable(PROGRAM)?;
     if let (Some(file), Some(target)) = (&arguments.replay, &arguments.target) {
-        return replay(&program, target, file);
+        return replay(&program, target, file, arguments.plant.as_deref());
     }
     let seed = match arguments.seed {
         Some(seed) => seed,
@@ -77,14 +91,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let chosen = |target: &&&str| arguments.target.as_ref().is_none_or(|only| only == **target);
     let targets: VecDeque<&str> = TARGETS.iter().filter(chosen).copied().collect();
     let folder = checkout::output_folder("fuzz-crashes")?;
-    let search = |target| search(&program, target, arguments.minutes, seed, &folder);
+    let plant = arguments.plant.as_deref();
+    let search = |target| {
+        let crash = folder.join(format!("{target}-{seed}.bin"));
+        search(&program, target, arguments.minutes, seed, &crash, plant)
+    };
     let rows = side_by_side(targets, search)?;
     if arguments.json {
         println!("{}", json(&rows)?);
     } else {
         println!("seed {seed}\n{}", table(&rows));
     }
-    let found: Vec<&str> = rows.iter().filter_map(|row| row.replay.as_deref()).collect();
+    let found: Vec<&str> = rows
+        .iter()
+        .flat_map(|row| [&row.replay, &row.scenario])
+        .filter_map(Option::as_deref)
+        .collect();
     if !found.is_empty() {
         bail!("promises are broken; play it again with\n  {}", found.join("\n  "));
     }
@@ -120,35 +142,54 @@ fn search(
     target: &'static str,
     minutes: u64,
     seed: u64,
-    folder: &Path,
+    crash: &Path,
+    plant: Option<&str>,
 ) -> Result<Row> {
-    let crash = folder.join(format!("{target}-{seed}.bin"));
     let child = checkout::command(program)
         .args([target, "--seconds", &(minutes * 60).to_string(), "--seed", &seed.to_string()])
         .arg("--crash")
-        .arg(&crash)
+        .arg(crash)
+        .args(plant.map(|name| format!("--plant={name}")))
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start the search")?;
     let output = child.wait_with_output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let record = records::parse(&text);
-    let record = records::only(&record, "fuzz")
+    let records = records::parse(&text);
+    let record = records::only(&records, "fuzz")
         .with_context(|| format!("the search of {target} ended with {}", output.status))?;
     let (executions, crashes) = (record.get("executions")?, record.get("crashes")?);
     let replay = (crashes > 0).then(|| {
         let story = text.lines().filter(|line| !line.starts_with("@ "));
         story.for_each(|line| eprintln!("{target}: {line}"));
-        format!("cargo xtask fuzz --target {target} --replay {}", crash.display())
+        let plant = plant.map(planted).unwrap_or_default();
+        format!("cargo xtask fuzz --target {target} --replay {}{plant}", crash.display())
     });
-    Ok(Row { target, executions, crashes, minutes, replay })
+    let scenario = match records::only(&records, "scenario") {
+        Ok(shown) => Some(scenario(&crash.with_extension("toml"), shown.get("seed")?, plant)),
+        // It is bytes, or the story says why it does not fail as a scenario.
+        Err(_) => None,
+    };
+    Ok(Row { target, executions, crashes, minutes, replay, scenario })
 }
 
-fn replay(program: &Path, target: &str, file: &Path) -> Result<()> {
+fn scenario(file: &Path, seed: u64, plant: Option<&str>) -> String {
+    let seed = if seed == 0 { String::new() } else { format!(" --seed {seed}") };
+    let plant = plant.map(planted).unwrap_or_default();
+    format!("cargo xtask replay {}{seed}{plant}", file.display())
+}
+
+/// The words that plant a bug, at the end of a command.
+fn planted(name: &str) -> String {
+    format!(" --plant {name}")
+}
+
+fn replay(program: &Path, target: &str, file: &Path, plant: Option<&str>) -> Result<()> {
     let file = std::path::absolute(file)?;
     let status = checkout::command(program)
         .args([target, "--replay"])
         .arg(&file)
+        .args(plant.map(|name| format!("--plant={name}")))
         .status()
         .context("cannot start the search")?;
     if !status.success() {
@@ -182,7 +223,7 @@ mod tests {
     use super::*;
 
     fn row(target: &'static str) -> Row {
-        Row { target, executions: 7, crashes: 0, minutes: 1, replay: None }
+        Row { target, executions: 7, crashes: 0, minutes: 1, replay: None, scenario: None }
     }
 
     #[test]
@@ -206,6 +247,14 @@ mod tests {
             if target == "granter" { bail!("it cannot start") } else { Ok(row(target)) }
         });
         assert!(broken.is_err());
+    }
+
+    #[test]
+    fn a_scenario_is_played_with_what_it_was_found_with() {
+        let file = Path::new("found.toml");
+        assert_eq!(scenario(file, 0, None), "cargo xtask replay found.toml");
+        let expected = "cargo xtask replay found.toml --seed 3 --plant skip-tlb";
+        assert_eq!(scenario(file, 3, Some("skip-tlb")), expected);
     }
 
     #[test]

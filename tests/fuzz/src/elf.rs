@@ -18,6 +18,13 @@ enum Input<'a> {
         body: &'a [u8],
     },
     Built(Built),
+    /// One segment of it begins inside of another, or right in front of it.
+    Moved {
+        built: Built,
+        which: u8,
+        onto: u8,
+        before: u8,
+    },
     Damaged(Built),
 }
 
@@ -129,6 +136,13 @@ impl Built {
         file
     }
 
+    /// Says that a segment begins elsewhere.
+    fn move_to(&self, file: &mut [u8], number: usize, start: u64) {
+        let (header, program, _) = self.sizes();
+        let (width, place) = if self.wide { (8, 24) } else { (4, 12) };
+        put(file, header + program * number + place, start, width);
+    }
+
     /// A program header: offset, physical address, bytes in the file and in memory.
     fn put_header(&self, file: &mut [u8], at: usize, kind: u64, fields: [u64; 4]) {
         let (width, places) = if self.wide { (8, [8, 24, 32, 40]) } else { (4, [4, 12, 16, 20]) };
@@ -214,6 +228,15 @@ pub(crate) fn play(bytes: &[u8]) {
         Some((Input::Raw(raw), _)) => check(raw),
         Some((Input::Body { wide, body }, _)) => check(&[&head(wide), body].concat()),
         Some((Input::Built(built), _)) => check_built(&built),
+        Some((Input::Moved { built, which, onto, before }, _)) => {
+            let (mut file, places) = (built.bytes(), built.places());
+            let place = |place: u8| usize::from(place) % places.len().max(1);
+            if let Some(onto) = places.get(place(onto)) {
+                let start = onto.start + onto.length / 2;
+                built.move_to(&mut file, place(which), start - u64::from(before));
+            }
+            check(&file);
+        }
         Some((Input::Damaged(built), damage)) => {
             let mut file = built.bytes();
             for Damage { at, with, count } in damage {

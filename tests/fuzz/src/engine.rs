@@ -4,7 +4,7 @@
 //! seeds each time, which is no good for a test that has to give the same answer twice.
 
 use std::{
-    panic::RefUnwindSafe,
+    panic::{AssertUnwindSafe, RefUnwindSafe},
     time::{Duration, Instant},
 };
 
@@ -60,10 +60,9 @@ pub(crate) struct Seeded {
     pub(crate) limit: Limit,
     /// In bytes.
     pub(crate) longest: usize,
+    /// How long a crash is made smaller.
+    pub(crate) shrinking: Duration,
 }
-
-/// How long a crash is made smaller.
-const SHRINKING: Duration = Duration::from_secs(20);
 
 impl Seeded {
     /// Plays inputs of every length up to the longest.
@@ -82,7 +81,7 @@ where
     type Output = Searched;
 
     fn run(self, mut test: T, options: driver::Options) -> Searched {
-        let options = options.with_shrink_time(SHRINKING);
+        let options = options.with_shrink_time(self.shrinking);
         // A panic is a finding, which is reported once and not for each attempt to shrink it.
         panic::set_hook();
         let forwarded = panic::forward_panic(false);
@@ -117,13 +116,26 @@ impl Limit {
     }
 }
 
+/// Plays without a message for a panic, which is given back; where one was under way, the
+/// step with it.
+pub(crate) fn quietly(play: impl FnOnce()) -> Result<(), String> {
+    panic::set_hook();
+    let forwarded = panic::forward_panic(false);
+    let played = panic::catch(AssertUnwindSafe(|| {
+        play();
+        Ok(true)
+    }));
+    panic::forward_panic(forwarded);
+    played.map(drop).map_err(|error| Crash::new(Vec::new(), &error).message)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Searches a target that cannot stand a fourth byte above 250.
     fn search(seed: u64, limit: Limit) -> Searched {
-        Seeded { seed, limit, longest: 40 }.search(|input| {
+        Seeded { seed, limit, longest: 40, shrinking: Duration::from_secs(20) }.search(|input| {
             assert!(input.get(3).is_none_or(|byte| *byte <= 250), "above 250");
         })
     }
@@ -140,7 +152,8 @@ mod tests {
 
     #[test]
     fn a_search_that_finds_nothing_plays_as_many_inputs_as_it_was_told() {
-        let engine = Seeded { seed: 1, limit: Limit::Executions(17), longest: 8 };
+        let limit = Limit::Executions(17);
+        let engine = Seeded { seed: 1, limit, longest: 8, shrinking: Duration::ZERO };
         let searched = engine.search(|_| {});
         assert_eq!(searched, Searched { executions: 17, crash: None });
     }

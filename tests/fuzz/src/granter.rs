@@ -22,12 +22,14 @@ use host::{
     world::{ARGUMENTS, BACKEND, FRONTEND, OTHER_CPU, granted_gfn},
 };
 use hwmodel::Access;
+use toml::Table;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::{
     script::{self, Below},
+    sheet::{Sheet, keys, names, number},
     watched::{Watched, Watcher},
-    world::{Start, end_of, touch},
+    world::{Manner, Start, end_of, touch},
 };
 
 /// References that are used, and pages that may be behind them.
@@ -128,9 +130,50 @@ struct Rewriter {
     seen: Vec<BTreeSet<u64>>,
     /// What goes into status words when the table is next in reach.
     statuses: Vec<(u64, u16)>,
+    sheet: Sheet,
 }
 
+/// The granter as an actor of a scenario.
+const GRANTER: Option<&str> = Some("granter");
+
 impl Rewriter {
+    fn write_word(&self, sort: &str, word: u64, value: u64) {
+        self.sheet.step_of(GRANTER, "word", 0, || {
+            keys! {
+                sort: sort, word: number(word), low: value as u32, high: (value >> 32) as u32,
+            }
+        });
+    }
+
+    fn write_offer(&self, reference: u64, offer: Offer) {
+        let (head, frame) = offer.parts();
+        let page = match offer {
+            Offer::Good(page)
+            | Offer::ReadOnly(page)
+            | Offer::Other(page)
+            | Offer::SubPage(page)
+            | Offer::Used(page) => page,
+            Offer::Revoked => {
+                let keys = || keys! { reference: number(reference), flags: 0 };
+                return self.sheet.step_of(GRANTER, "entry", 0, keys);
+            }
+            Offer::NoRam => match self.version {
+                Version::V1 => return self.write_word("shared", reference, head | frame << 32),
+                Version::V2 => {
+                    self.write_word("shared", 2 * reference + 1, frame);
+                    return self.write_word("shared", 2 * reference, head);
+                }
+            },
+        };
+        let to = if matches!(offer, Offer::Other(_)) { "front" } else { "back" };
+        self.sheet.step_of(GRANTER, "entry", 0, || {
+            keys! {
+                reference: number(reference), flags: number(head & 0xffff), to: to,
+                page: format!("f{}", page.0),
+            }
+        });
+    }
+
     fn write(&mut self, word: u64, value: u64) {
         let index = usize::try_from(word).expect("few words");
         self.seen[index].insert(value);
@@ -156,9 +199,18 @@ impl Rewriter {
         match self.plan.pop() {
             None => {}
             Some(Move::Nothing(turns)) => self.wait = turns,
-            Some(Move::Entry(reference, offer)) => self.offer(reference, offer),
-            Some(Move::Word(word, value)) => self.write(word, value),
-            Some(Move::Status(reference, value)) => self.statuses.push((reference, value)),
+            Some(Move::Entry(reference, offer)) => {
+                self.write_offer(reference, offer);
+                self.offer(reference, offer);
+            }
+            Some(Move::Word(word, value)) => {
+                self.write_word("shared", word, value);
+                self.write(word, value);
+            }
+            Some(Move::Status(reference, value)) => {
+                self.write_word("status", reference, value.into());
+                self.statuses.push((reference, value));
+            }
         }
     }
 
@@ -214,6 +266,8 @@ struct Mapped {
     gfn: Gfn,
     mfn: Mfn,
     read_only: bool,
+    /// What a scenario calls it.
+    name: u32,
 }
 
 struct Play {
@@ -223,11 +277,18 @@ struct Play {
     pages: Vec<Option<Mfn>>,
     next: u64,
     withdrawn: RefCell<BTreeSet<Mfn>>,
+    sheet: Sheet,
 }
 
 impl Play {
-    fn new(head: &Head) -> Self {
-        let world = head.start.world(1024);
+    fn new(head: &Head, manner: &Manner) -> Self {
+        let world = head.start.world(1024, manner);
+        let sheet = manner.sheet.clone();
+        if head.version_2 {
+            sheet.first("set_version", || keys! { version: 2 });
+        }
+        let all: Vec<u32> = (0..REFERENCES as u32).collect();
+        sheet.first("grant", || keys! { pages: names("f", &all), reference: 0 });
         let pages = (0..REFERENCES)
             .map(|page| Some(world.hypervisor.populate(world.frontend(), Gfn::new(granted(page)))))
             .collect();
@@ -243,6 +304,7 @@ impl Play {
             wait: 0,
             seen: vec![BTreeSet::new(); 2 * REFERENCES as usize],
             statuses: Vec::new(),
+            sheet: sheet.clone(),
         };
         let granter = Granter(Arc::new(Mutex::new(rewriter)));
         let watching = granter.clone();
@@ -254,8 +316,9 @@ impl Play {
             pages,
             next: 0,
             withdrawn: RefCell::default(),
+            sheet,
         };
-        play.version(head.version_2);
+        play.set_version(head.version_2);
         for reference in 0..REFERENCES {
             play.granter.lock().offer(reference, Offer::Good(Below(reference)));
         }
@@ -288,7 +351,37 @@ impl Play {
         ended.outcome
     }
 
+    /// Writes down a call, during which the granter does what it planned, in any order.
+    fn write_call(&self, action: &str, flushes: u64, keys: impl FnOnce() -> Table) {
+        if self.granter.lock().plan.is_empty() {
+            self.sheet.step(action, flushes, keys);
+        } else {
+            // What the granter did in an earlier call stays there.
+            self.sheet.step("mark", 0, Table::new);
+            self.sheet.step_of(Some("caller"), action, flushes, keys);
+        }
+    }
+
+    fn write_touch(&self, mappings: &[Mapped], reaches: &str) {
+        if mappings.is_empty() {
+            return;
+        }
+        for kind in ["read", "write"] {
+            self.sheet.step("access", 0, || {
+                let made: Vec<u32> = mappings.iter().map(|mapped| mapped.name).collect();
+                let by = vec!["cpu1", "dev0"];
+                keys! { by: by, mappings: names("m", &made), kind: kind, reaches: reaches }
+            });
+        }
+    }
+
     fn version(&self, version_2: bool) {
+        let version = 1 + u32::from(version_2);
+        self.write_call("set_version", 0, || keys! { version: version, outcome: "any" });
+        self.set_version(version_2);
+    }
+
+    fn set_version(&self, version_2: bool) {
         let mut argument = [1 + u32::from(version_2)];
         let outcome = self.call(FRONTEND, operation::SET_VERSION, &mut argument);
         let version = self.world.frontend().grants().version();
@@ -306,6 +399,8 @@ impl Play {
                 self.next += 1;
             }
         }
+        self.write_map(&asked);
+        let first = self.next as u32 - asked.len() as u32;
         let mut elements: Vec<_> = asked
             .iter()
             .map(|(reference, read_only, gfn)| {
@@ -315,7 +410,8 @@ impl Play {
             .collect();
         self.granter.lock().begin();
         assert_eq!(self.call(BACKEND, operation::MAP, &mut elements), Outcome::Done);
-        for ((reference, read_only, gfn), element) in asked.into_iter().zip(elements) {
+        let asked = (first..).zip(asked).zip(elements);
+        for ((name, (reference, read_only, gfn)), element) in asked {
             let found = self.world.backend().lookup(gfn);
             if element.status != 0 {
                 assert_eq!((found, element.handle), (None, u32::MAX), "{reference} at {gfn:?}");
@@ -323,10 +419,30 @@ impl Play {
             }
             let mfn = found.expect("a map that went well shows a page").mfn;
             let handle = element.handle;
-            let mapped = Mapped { reference, handle, gfn, mfn, read_only };
+            let mapped = Mapped { reference, handle, gfn, mfn, read_only, name };
+            self.write_touch(&[mapped], "any");
             self.check_offered(&mapped);
             self.mapped.push(mapped);
         }
+    }
+
+    fn write_map(&self, asked: &[(u64, bool, Gfn)]) {
+        let Some((_, _, first)) = asked.first() else { return };
+        let element = |(place, (reference, read_only, _)): (usize, &(u64, bool, Gfn))| {
+            let flags = 2 | u32::from(*read_only) << 2;
+            keys! { element: place as u32, reference: number(*reference), flags: flags }
+        };
+        self.write_call("map", flushes(asked.len()), || {
+            let pages: Vec<u32> = asked.iter().map(|(reference, ..)| *reference as u32).collect();
+            let made: Vec<u32> = (0_u32..)
+                .map(|place| (first.get() - WINDOW) as u32 + place)
+                .take(asked.len())
+                .collect();
+            keys! {
+                pages: names("f", &pages), as: names("m", &made), at: number(first.get()),
+                alter: asked.iter().enumerate().map(element).collect::<Vec<_>>(), outcome: "any",
+            }
+        });
     }
 
     /// A new mapping shows a page that was offered while it was made, for what it was
@@ -355,6 +471,10 @@ impl Play {
         if ended.is_empty() {
             return;
         }
+        self.write_call("unmap", flushes(ended.len()), || {
+            let made: Vec<u32> = ended.iter().map(|mapped| mapped.name).collect();
+            keys! { mappings: names("m", &made), outcome: "any" }
+        });
         let elements = ended.iter().map(|mapped| unmap_request(mapped.handle, mapped.gfn));
         let mut elements: Vec<_> = elements.collect();
         assert_eq!(self.call(BACKEND, operation::UNMAP, &mut elements), Outcome::Done);
@@ -362,6 +482,7 @@ impl Play {
         assert!(elements.iter().all(|element| element.status == 0), "{ended:?}");
         let gone = |mapped: &Mapped| ended.iter().any(|other| other.handle == mapped.handle);
         self.mapped.retain(|mapped| !gone(mapped));
+        self.write_touch(&ended, "fault");
         for mapped in ended {
             assert_eq!(self.world.backend().lookup(mapped.gfn), None);
             assert_eq!(touch(&self.world, mapped.gfn), [false; 4], "{mapped:?}");
@@ -373,6 +494,9 @@ impl Play {
         let guest = self.world.frontend();
         let gfn = Gfn::new(granted(page));
         let Some(found) = guest.lookup(gfn) else { return };
+        self.write_call("clear", 1, || {
+            keys! { by: "front", first: number(gfn.get()), count: 1 }
+        });
         let expected = p2m::Expected { mfn: found.mfn, kind: p2m::PageKind::RamReadWrite };
         self.world.call_as(FRONTEND, |caller| {
             let mut batch: flush::Batch<Mfn, 1> = flush::Batch::new(FRONTEND);
@@ -402,6 +526,7 @@ impl Play {
             Step::Version(version_2) => self.version(*version_2),
             Step::Withdraw(page) => self.withdraw(page.0),
             Step::Touch => {
+                self.write_touch(&self.mapped, "any");
                 for mapped in &self.mapped {
                     let writes = !mapped.read_only;
                     let reached = touch(&self.world, mapped.gfn);
@@ -436,19 +561,28 @@ impl Play {
     }
 }
 
+/// The most flushes of each kind that a call over so many elements asks for.
+fn flushes(elements: usize) -> u64 {
+    elements.div_ceil(32) as u64 + 1
+}
+
 fn read(bytes: &[u8]) -> Option<(Head, Vec<Step>)> {
     script::read(bytes)
 }
 
-pub(crate) fn play(bytes: &[u8]) {
+pub(crate) fn play(bytes: &[u8], manner: &Manner) {
     let Some((head, steps)) = read(bytes) else { return };
-    let mut play = Play::new(&head);
+    let mut play = Play::new(&head, manner);
     script::each(&steps, |step| play.step(step));
     play.granter.lock().plan.clear();
     play.unmap(0..play.mapped.len());
     play.check();
     assert_eq!(play.world.audit(), []);
     end_of(&play.world);
+}
+
+pub(crate) fn seed(bytes: &[u8]) -> u64 {
+    read(bytes).map_or(0, |(head, _)| head.start.seed())
 }
 
 pub(crate) fn tell(bytes: &[u8]) -> String {

@@ -6,6 +6,7 @@
 //! entries; a flush that failed has released nothing, and a retry releases the rest.
 
 mod elements;
+mod written;
 
 use std::sync::atomic::Ordering;
 
@@ -24,12 +25,13 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use crate::{
     script::{self, Below},
     watched::{Watched, Watcher},
-    world::{Books, Start, Who, end_of, touch},
+    world::{Books, Manner, Start, Who, end_of, touch},
 };
 
 use elements::{
     Command, Copy, Count, Granter, Many, Map, Mostly, Piece, Place, Pointer, Trouble, Unmap,
 };
+use written::{Giving, Writer, first_grant};
 
 /// Pages of each guest that can be granted, and references of its table.
 const PAGES: u64 = 24;
@@ -58,16 +60,26 @@ fn ram(page: u64) -> Gfn {
     granted_gfn(u32::try_from(page).expect("few pages"))
 }
 
+/// A mapping that a guest was told of.
+#[derive(Clone, Copy)]
+struct Told {
+    handle: u32,
+    address: u64,
+    /// What a scenario calls it.
+    name: Option<u32>,
+}
+
 struct Play {
     world: World,
     books: Books,
-    /// Handles and addresses that each guest was told of.
-    told: [Vec<(u32, u64)>; 2],
+    /// By guest.
+    told: [Vec<Told>; 2],
+    writer: Writer,
 }
 
 impl Play {
-    fn new(start: Start) -> Self {
-        let world = start.world(1024);
+    fn new(start: Start, manner: &Manner) -> Self {
+        let world = start.world(1024, manner);
         let mut books = Books::default();
         for who in Who::ALL {
             for page in 0..PAGES {
@@ -80,18 +92,18 @@ impl Play {
             let pages = Who::ALL.map(|who| who.guest(&world).lookup(gfn));
             books.pages.extend(pages.into_iter().flatten().map(|found| found.mfn));
         }
-        let play = Self { world, books, told: Default::default() };
+        let writer = Writer::new(manner.sheet.clone());
+        let play = Self { world, books, told: Default::default(), writer };
         for page in 0..PAGES {
-            play.grant(Who::Front, page, page % 4 == 3, Who::Back, page);
-            // Of the backend's, one in three is for itself.
-            let to = if page % 3 == 0 { Who::Back } else { Who::Front };
-            play.grant(Who::Back, page, false, to, page);
+            for who in Who::ALL {
+                let (to, read_only) = first_grant(who, page);
+                play.grant(who, page, flags(read_only), to, page);
+            }
         }
         play
     }
 
-    fn grant(&self, by: Who, reference: u64, read_only: bool, to: Who, page: u64) {
-        let flags = 1 | u64::from(read_only) << 2;
+    fn grant(&self, by: Who, reference: u64, flags: u64, to: Who, page: u64) {
         let head = flags | u64::from(to.id().get()) << 16;
         let table = by.guest(&self.world).grants();
         let words = table.storage().shared(0).expect("a table has a frame");
@@ -111,27 +123,21 @@ impl Play {
         match step {
             Step::Map { by, elements, trouble } => self.map(*by, &elements.0, trouble),
             Step::Unmap { by, elements, trouble } => {
-                let elements = self.unmaps(*by, &elements.0);
+                let (elements, givings) = self.unmaps(*by, &elements.0);
+                self.writer.unmap(*by, "unmap", &givings, trouble);
                 let ended = self.call_on(*by, 1, &elements, trouble, |element| element.status);
                 let told = ended.iter().map(|element| (element.handle, element.status));
                 self.forget(*by, told.collect());
             }
             Step::Replace { by, elements, trouble } => {
-                let new_addr = |unmap: &Unmap| match unmap.new_addr {
-                    Mostly::Usual(()) => 0,
-                    Mostly::Rare(address) => address,
+                let (elements, givings) = self.unmaps(*by, &elements.0);
+                self.writer.unmap(*by, "replace", &givings, trouble);
+                let replace = |(element, giving): (UnmapGrantRef, &Giving)| {
+                    let UnmapGrantRef { host_addr, handle, status, padding, .. } = element;
+                    let new_addr = giving.new_address;
+                    UnmapAndReplace { host_addr, new_addr, handle, status, padding }
                 };
-                let elements: Vec<_> =
-                    std::iter::zip(self.unmaps(*by, &elements.0), elements.0.iter().map(new_addr))
-                        .map(
-                            |(
-                                UnmapGrantRef { host_addr, handle, status, padding, .. },
-                                new_addr,
-                            )| {
-                                UnmapAndReplace { host_addr, new_addr, handle, status, padding }
-                            },
-                        )
-                        .collect();
+                let elements: Vec<_> = std::iter::zip(elements, &givings).map(replace).collect();
                 let ended = self.call_on(*by, 7, &elements, trouble, |element| element.status);
                 let told = ended.iter().map(|element| (element.handle, element.status));
                 self.forget(*by, told.collect());
@@ -140,23 +146,36 @@ impl Play {
             Step::Swap { by, first, second } => {
                 let (first, second) = (first.0 as u32, second.0 as u32);
                 let element = SwapGrantRef { first, second, status: POISON, padding: 0 };
-                self.call_on(*by, 11, &[element], &Trouble::None, |element| element.status);
+                self.writer.swap(*by, &element);
+                let told =
+                    self.call_on(*by, 11, &[element], &Trouble::None, |element| element.status);
+                if told.iter().any(|element| element.status == 0) {
+                    self.writer.swapped(*by, &element);
+                }
             }
             Step::Raw { by, command, at, count, bytes, trouble } => {
+                self.writer.sheet.left_out(step, "calls with any pointer and any count");
                 self.raw(*by, command, at, count, bytes.0, trouble);
             }
             Step::Grant { by, reference, read_only, to, page } => {
-                self.grant(*by, reference.0, *read_only, *to, page.0);
+                let flags = flags(*read_only);
+                self.writer.grant(*by, reference.0, flags, *to, page.0);
+                self.grant(*by, reference.0, flags, *to, page.0);
             }
             Step::Scribble { by, word, value } => {
+                self.writer.scribble(*by, word.0, *value);
                 let table = by.guest(&self.world).grants();
                 let words = table.storage().shared(0).expect("a table has a frame");
                 words[word.0 as usize].store(*value, Ordering::SeqCst);
             }
             Step::Touch(place) => {
+                self.writer.touch(std::iter::once(place.address() >> 12));
                 touch(&self.world, Gfn::new(place.address() >> 12));
             }
-            Step::Speculate => self.world.machine.speculate(),
+            Step::Speculate => {
+                self.writer.sheet.step("speculate", 0, toml::Table::new);
+                self.world.machine.speculate();
+            }
         }
     }
 
@@ -183,9 +202,14 @@ impl Play {
                 element
             })
             .collect();
+        let first = self.writer.map(by, &elements, trouble);
         let told = self.call_on(by, 0, &elements, trouble, |element| element.status);
-        let okay = |element: &&MapGrantRef| element.status == Status::Okay.value();
-        let mapped = told.iter().filter(okay).map(|element| (element.handle, element.host_addr));
+        let okay = |(_, element): &(u32, MapGrantRef)| element.status == Status::Okay.value();
+        let mapped = (0..).zip(told).filter(okay).map(|(place, element)| Told {
+            handle: element.handle,
+            address: element.host_addr,
+            name: first.map(|first| first + place),
+        });
         self.told[by as usize].extend(mapped);
     }
 
@@ -204,6 +228,7 @@ impl Play {
             status: POISON,
             padding: 0,
         };
+        self.writer.copy(by, elements, trouble);
         let elements: Vec<GrantCopy> = elements.iter().map(request).collect();
         self.call_on(by, 5, &elements, trouble, |element| element.status);
     }
@@ -211,33 +236,52 @@ impl Play {
     /// Handles that were given back are not asked for again, as a rule.
     fn forget(&mut self, by: Who, ended: Vec<(u32, i16)>) {
         let gone = |handle: u32| ended.iter().any(|(of, status)| *of == handle && *status == 0);
-        self.told[by as usize].retain(|(handle, _)| !gone(*handle));
+        self.told[by as usize].retain(|told| !gone(told.handle));
     }
 
-    fn unmaps(&mut self, by: Who, elements: &[Unmap]) -> Vec<UnmapGrantRef> {
-        let told = std::mem::take(&mut self.told[by as usize]);
-        let elements = elements
-            .iter()
-            .map(|unmap| {
-                let known = match unmap.mapping {
-                    Mostly::Usual(place) if !told.is_empty() => {
-                        told[usize::from(place) % told.len()]
-                    }
-                    Mostly::Usual(place) => (u32::from(place), WINDOW << 12),
-                    Mostly::Rare(handle) => (handle, WINDOW << 12),
-                };
-                let mut element = UnmapGrantRef::new_zeroed();
-                element.handle = known.0;
-                element.host_addr = match &unmap.at {
-                    Mostly::Usual(()) => known.1,
-                    Mostly::Rare(place) => place.address(),
-                };
-                element.status = POISON;
-                element
-            })
-            .collect();
-        self.told[by as usize] = told;
-        elements
+    /// Elements that give mappings back, and the same for a scenario.
+    fn unmaps(&self, by: Who, elements: &[Unmap]) -> (Vec<UnmapGrantRef>, Vec<Giving>) {
+        let told = &self.told[by as usize];
+        let giving = |unmap: &Unmap| {
+            let unknown = |handle| Told { handle, address: WINDOW << 12, name: None };
+            let known = match unmap.mapping {
+                Mostly::Usual(place) if !told.is_empty() => told[usize::from(place) % told.len()],
+                Mostly::Usual(place) => unknown(u32::from(place)),
+                Mostly::Rare(handle) => unknown(handle),
+            };
+            let address = match &unmap.at {
+                Mostly::Usual(()) => known.address,
+                Mostly::Rare(place) => place.address(),
+            };
+            let new_address = match unmap.new_addr {
+                Mostly::Usual(()) => 0,
+                Mostly::Rare(address) => address,
+            };
+            Giving { name: known.name, handle: known.handle, address, new_address }
+        };
+        let givings: Vec<Giving> = elements.iter().map(giving).collect();
+        let element = |giving: &Giving| {
+            let mut element = UnmapGrantRef::new_zeroed();
+            (element.handle, element.host_addr) = (giving.handle, giving.address);
+            element.status = POISON;
+            element
+        };
+        (givings.iter().map(element).collect(), givings)
+    }
+
+    /// What is mapped in the end, as far as the guests were told.
+    fn write_end(&self) {
+        let giving = |told: &Told| Giving {
+            name: told.name,
+            handle: told.handle,
+            address: told.address,
+            new_address: 0,
+        };
+        let left = Who::ALL.map(|who| {
+            let told = &self.told[who as usize];
+            (who, told.iter().filter(|told| told.name.is_some()).map(giving).collect())
+        });
+        self.writer.end(&left);
     }
 
     fn raw(
@@ -351,10 +395,13 @@ impl Play {
                     let batched = matches!(next.command, 0 | 1 | 7);
                     assert!(!batched || done.is_multiple_of(32), "{done} of {next:?}");
                     next = rest;
+                    self.writer.go_on(by);
                 }
                 ended @ (Outcome::Done | Outcome::Failed(_)) => break ended,
             }
         };
+        let places: Vec<Gfn> = self.books.places.borrow().iter().rev().take(60).copied().collect();
+        self.writer.get_over(trouble, &places);
         faults.unreadable.set(None);
         faults.fail_write.set(None);
         faults.preempt.set(false);
@@ -366,8 +413,7 @@ impl Play {
             assert_eq!(outcome, Outcome::Failed(Errno::Fault));
             // Whatever hardware still holds of it may be used, for nothing is released.
             world.machine.speculate();
-            let places: Vec<Gfn> = self.books.places.borrow().iter().copied().collect();
-            for gfn in places.into_iter().rev().take(60) {
+            for gfn in places {
                 touch(world, gfn);
             }
             self.books.check(world, &failed);
@@ -383,21 +429,31 @@ impl Play {
     }
 }
 
+/// Of an entry that permits access.
+fn flags(read_only: bool) -> u64 {
+    1 | u64::from(read_only) << 2
+}
+
 fn read(bytes: &[u8]) -> Option<(Start, Vec<Step<'_>>)> {
     script::read(bytes)
 }
 
-pub(crate) fn play(bytes: &[u8]) {
+pub(crate) fn play(bytes: &[u8], manner: &Manner) {
     let Some((start, steps)) = read(bytes) else { return };
-    let mut play = Play::new(start);
+    let mut play = Play::new(start, manner);
     script::each(&steps, |step| {
         play.step(step);
         play.books.check(&play.world, &[]);
     });
     assert_eq!(play.world.audit(), []);
     assert_eq!(*play.world.faults.crashes.borrow(), []);
+    play.write_end();
     end_of(&play.world);
     play.books.check_end(&play.world);
+}
+
+pub(crate) fn seed(bytes: &[u8]) -> u64 {
+    read(bytes).map_or(0, |(start, _)| start.seed())
 }
 
 pub(crate) fn tell(bytes: &[u8]) -> String {

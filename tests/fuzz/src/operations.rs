@@ -4,11 +4,11 @@
 //! where each device and CPU is: a few maps, none of which knows of tables, caches or
 //! flushes. After every step each access goes exactly where it says, or faults.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use arbitrary::Arbitrary;
 use flush::{Batch, Gfn, Mfn, Run};
-use gnttab::Outcome;
+use gnttab::{Outcome, Status, abi::MapGrantRef};
 use host::{
     Ram, World,
     calls::{map_request, operation, unmap_request},
@@ -16,10 +16,12 @@ use host::{
 };
 use hwmodel::{Access, Frame, FrameState, Owner, UnitId};
 use iommu_vtd::{Device, SourceId};
+use toml::Table;
 
 use crate::{
     script::{self, Below},
-    world::{Start, end_of},
+    sheet::{Sheet, keys, names, number, numbers},
+    world::{Manner, Start, end_of},
 };
 
 /// Grants of the frontend, and frames of the backend where they are mapped.
@@ -122,6 +124,17 @@ struct Shown {
     writable: bool,
     /// Which grant, and its handle.
     grant: Option<(u64, u32)>,
+    /// What a scenario calls the mapping, or the page where it is no grant.
+    number: u32,
+}
+
+impl Shown {
+    fn page(&self) -> String {
+        match self.grant {
+            Some((grant, _)) => format!("g{grant}"),
+            None => format!("r{}", self.number),
+        }
+    }
 }
 
 /// What must come of it all.
@@ -135,11 +148,32 @@ struct Play {
     world: World,
     reference: Reference,
     pages: Vec<Mfn>,
+    sheet: Sheet,
+    /// Numbers given to mappings and pages so far.
+    numbers: u32,
+    /// The second device is used at all.
+    roams: bool,
 }
 
 impl Play {
-    fn new(start: Start) -> Self {
-        let world = start.world(4096);
+    fn new(start: Start, steps: &[Step], manner: &Manner) -> Self {
+        let world = start.world(4096, manner);
+        let sheet = manner.sheet.clone();
+        let roams = steps.iter().any(|step| matches!(step, Step::Move(_)));
+        if roams {
+            sheet.frame(
+                "[device]",
+                keys! { name: "roamer", source: i64::from(SECOND_DEVICE.get()) },
+            );
+        }
+        for grant in used(steps) {
+            let read_only = grant % 5 == 4;
+            sheet.first("grant", || {
+                keys! {
+                    pages: format!("g{grant}"), reference: reference(grant), read_only: read_only,
+                }
+            });
+        }
         world.machine.add_device(UnitId(0), SECOND_DEVICE.get(), false);
         let grant = |grant| {
             let reference = reference(grant);
@@ -147,7 +181,12 @@ impl Play {
         };
         let pages = (0..GRANTS).map(grant).collect();
         let reference = Reference { frames: BTreeMap::new(), home: Home::Nobody, inside: false };
-        Self { world, reference, pages }
+        Self { world, reference, pages, sheet, numbers: 0, roams }
+    }
+
+    fn number(&mut self) -> u32 {
+        self.numbers += 1;
+        self.numbers - 1
     }
 
     fn step(&mut self, step: &Step) {
@@ -168,17 +207,22 @@ impl Play {
             Step::Move(home) => self.send(*home),
             Step::Enter => {
                 if !self.reference.inside {
+                    self.sheet.step("enter", 0, || keys! { cpu: THIRD_CPU as u32 });
                     self.world.enter(BACKEND, THIRD_CPU);
                     self.reference.inside = true;
                 }
             }
             Step::Leave => {
+                self.sheet.step("leave", 0, || keys! { cpu: THIRD_CPU as u32 });
                 self.world.leave(THIRD_CPU);
                 self.reference.inside = false;
             }
             Step::Use(place) => self.check_access(WINDOW + place.0),
             Step::UseRam(page) => self.check_access(page.gfn()),
-            Step::Speculate => self.world.machine.speculate(),
+            Step::Speculate => {
+                self.sheet.step("speculate", 0, Table::new);
+                self.world.machine.speculate();
+            }
         }
         self.check();
     }
@@ -191,9 +235,13 @@ impl Play {
             map_request(FRONTEND, reference(*grant), Gfn::new(WINDOW + at), *read_only)
         };
         let mut elements: Vec<_> = asked.iter().map(request).collect();
+        let first = self.numbers;
+        self.numbers += elements.len() as u32;
+        self.write_map(&asked, &elements, first);
         let ended = self.world.call_on(BACKEND, operation::MAP, &mut elements);
         assert_eq!(ended.outcome, Outcome::Done);
-        for ((grant, at, read_only), element) in asked.into_iter().zip(elements) {
+        let asked = (first..).zip(asked).zip(elements);
+        for ((number, (grant, at, read_only)), element) in asked {
             let free = !self.reference.frames.contains_key(&(WINDOW + at));
             let granted = read_only || grant % 5 != 4;
             assert_eq!(element.status == 0, free && granted, "{grant} at {at}: {element:?}");
@@ -202,22 +250,68 @@ impl Play {
                     mfn: self.pages[usize::try_from(grant).expect("few grants")],
                     writable: !read_only,
                     grant: Some((grant, element.handle)),
+                    number,
                 };
                 self.reference.frames.insert(WINDOW + at, shown);
             }
         }
+        self.write_use();
+    }
+
+    fn write_map(&self, asked: &[(u64, u64, bool)], elements: &[MapGrantRef], first: u32) {
+        let mut taken: BTreeSet<u64> = self.reference.frames.keys().copied().collect();
+        let status = |(grant, at, read_only): &(u64, u64, bool)| {
+            let granted = *read_only || grant % 5 != 4;
+            let done = granted && taken.insert(WINDOW + at);
+            if done { Status::Okay } else { Status::GeneralError }
+        };
+        let statuses: Vec<i16> = asked.iter().map(status).map(gnttab::Status::value).collect();
+        let alter = elements.iter().enumerate().map(|(place, element)| {
+            keys! {
+                element: place as u32, address: number(element.host_addr), flags: element.flags,
+            }
+        });
+        self.sheet.step("map", flushes(asked.len()), || {
+            let grants: Vec<u32> = asked.iter().map(|(grant, ..)| *grant as u32).collect();
+            let made: Vec<u32> = (first..).take(asked.len()).collect();
+            keys! {
+                pages: names("g", &grants), as: names("m", &made), at: number(WINDOW),
+                alter: alter.collect::<Vec<_>>(),
+                status: statuses.into_iter().map(i64::from).collect::<Vec<_>>(),
+            }
+        });
+    }
+
+    /// Writes down which grants are in use, and for what.
+    fn write_use(&self) {
+        let grants = || {
+            let frames = self.reference.frames.range(WINDOW..);
+            frames.filter_map(|(_, shown)| Some((shown.grant?.0 as u32, shown.writable)))
+        };
+        let writing: BTreeSet<u32> =
+            grants().filter(|(_, writable)| *writable).map(|(grant, _)| grant).collect();
+        let all: BTreeSet<u32> = grants().map(|(grant, _)| grant).collect();
+        let reading: BTreeSet<u32> = &all - &writing;
+        if !all.is_empty() {
+            self.sheet.step("check", 0, || {
+                keys! { writing: names("g", &writing), reading: names("g", &reading) }
+            });
+        }
     }
 
     fn unmap(&mut self, first: u64, last: u64) {
-        let mapped: Vec<(u64, u32)> = self
-            .reference
-            .frames
-            .range(first..=last)
-            .filter_map(|(gfn, shown)| Some((*gfn, shown.grant?.1)))
-            .collect();
+        let inside = self.reference.frames.range(first..=last);
+        let inside: Vec<(u64, Shown)> = inside.map(|(gfn, shown)| (*gfn, *shown)).collect();
+        let handle = |(gfn, shown): &(u64, Shown)| Some((*gfn, shown.grant?.1));
+        let mapped: Vec<(u64, u32)> = inside.iter().filter_map(handle).collect();
         if mapped.is_empty() {
             return;
         }
+        self.sheet.step("unmap", flushes(mapped.len()), || {
+            let made: Vec<u32> = inside.iter().map(|(_, shown)| shown.number).collect();
+            let flushes = number(flushes(mapped.len()));
+            keys! { mappings: names("m", &made), tlb: flushes.clone(), iotlb: flushes }
+        });
         let request = |(gfn, handle): &(u64, u32)| unmap_request(*handle, Gfn::new(*gfn));
         let mut elements: Vec<_> = mapped.iter().map(request).collect();
         let ended = self.world.call_on(BACKEND, operation::UNMAP, &mut elements);
@@ -225,10 +319,12 @@ impl Play {
         assert!(elements.iter().all(|element| element.status == 0), "{elements:?}");
         let flushes = u64::try_from(mapped.len().div_ceil(32)).expect("few flushes");
         assert_eq!((ended.flushes.tlb, ended.flushes.iotlb), (flushes, flushes));
-        for (gfn, _) in mapped {
-            self.reference.frames.remove(&gfn);
-            self.check_access(gfn);
+        for (gfn, _) in &mapped {
+            self.reference.frames.remove(gfn);
         }
+        let gone: Vec<u64> = mapped.into_iter().map(|(gfn, _)| gfn).collect();
+        self.check_accesses(&gone);
+        self.write_use();
     }
 
     fn populate(&mut self, first: u64, order: u8) {
@@ -236,15 +332,23 @@ impl Play {
         if self.reference.frames.range(first..=last).next().is_some() {
             return;
         }
+        let page = self.number();
+        self.sheet.step("populate", 1, || {
+            keys! { pages: format!("r{page}"), at: number(first), order: i64::from(order) }
+        });
         let block = self.world.populate_block(BACKEND, Gfn::new(first), order);
         for offset in 0..1 << order {
             let mfn = Mfn::new(block.get() + offset);
-            let shown = Shown { mfn, writable: true, grant: None };
+            let shown = Shown { mfn, writable: true, grant: None, number: page };
             self.reference.frames.insert(first + offset, shown);
         }
     }
 
     fn clear(&mut self, (first, last): (u64, u64)) {
+        let pages = self.reference.frames.range(first..=last).count();
+        self.sheet.step("clear", flushes(pages) + 1, || {
+            keys! { first: number(first), count: number(last - first + 1) }
+        });
         let ended = self.world.call_as(BACKEND, |caller| {
             caller.clear_range(run(first, last), |_| {}).expect("the hardware works");
             Outcome::Done
@@ -253,16 +357,21 @@ impl Play {
         let mut kept = self.reference.frames.split_off(&first);
         let mut after = kept.split_off(&(last + 1));
         self.reference.frames.append(&mut after);
+        let mut tried = Vec::new();
         for (gfn, shown) in kept.iter().step_by(1 + kept.len() / 4) {
             let frame = self.world.machine.frame(Frame(shown.mfn.get())).expect("a frame");
             // A table that a later batch needed may be there by now.
             let given = frame.state == FrameState::Free || frame.owner != OWNER;
             assert!(given, "{gfn:x}: {shown:?}, {frame:?}");
-            self.check_access(*gfn);
+            tried.push(*gfn);
         }
+        self.check_accesses(&tried);
     }
 
     fn restrict(&mut self, (first, last): (u64, u64)) {
+        self.sheet.step("restrict", 1, || {
+            keys! { first: number(first), count: number(last - first + 1), allow: "read" }
+        });
         self.world.call_as(BACKEND, |caller| {
             let mut batch: Batch<(), 1> = Batch::new(BACKEND);
             let read = stage2::Access::READ;
@@ -276,8 +385,7 @@ impl Play {
         for (_, shown) in self.reference.frames.range_mut(first..=last) {
             shown.writable = false;
         }
-        self.check_access(first);
-        self.check_access(last);
+        self.check_accesses(&[first, last]);
     }
 
     fn send(&mut self, home: Home) {
@@ -295,6 +403,7 @@ impl Play {
             device_tlb: None,
         };
         let memory = &hypervisor.memory;
+        self.write_move(home);
         match (from, to) {
             (Some(from), Some(to)) if self.reference.home != home => {
                 from.dma.reattach(&to.dma, units, memory, device).expect("it moves");
@@ -308,9 +417,68 @@ impl Play {
         self.reference.home = home;
     }
 
-    /// Everybody who might reach a frame tries, and gets there or not as the model says.
+    fn write_move(&self, home: Home) {
+        let name = |home| match home {
+            Home::Nobody => None,
+            Home::Front => Some("front"),
+            Home::Back => Some("back"),
+        };
+        let device = "roamer";
+        match (name(self.reference.home), name(home)) {
+            (Some(from), Some(to)) if from != to => {
+                let keys = || keys! { device: device, from: from, to: to };
+                self.sheet.step("reattach", 0, keys);
+            }
+            (None, Some(to)) => self.sheet.step("attach", 0, || keys! { device: device, to: to }),
+            (Some(from), None) => {
+                self.sheet.step("detach", 0, || keys! { device: device, from: from });
+            }
+            (Some(_), Some(_)) | (None, None) => {}
+        }
+    }
+
+    /// Writes down who tries to reach these frames, and what comes of it.
+    fn write_accesses(&self, gfns: &[u64]) {
+        let Reference { frames, home, inside } = &self.reference;
+        let mut by = vec!["cpu1", "dev0"];
+        if *inside {
+            by.push("cpu2");
+        }
+        if *home == Home::Back {
+            by.push("roamer");
+        } else if self.roams {
+            self.sheet.step("access", 0, || {
+                keys! { by: "roamer", at: numbers(gfns.iter().copied()), reaches: "fault" }
+            });
+        }
+        for kind in ["read", "write"] {
+            self.sheet.step("access", 0, || {
+                let shown = |gfn| frames.get(gfn).filter(|shown| shown.writable || kind == "read");
+                let reaches = |gfn| shown(gfn).map_or("fault".to_owned(), Shown::page);
+                keys! {
+                    by: by.clone(), at: numbers(gfns.iter().copied()), kind: kind,
+                    reaches: gfns.iter().map(reaches).collect::<Vec<_>>(),
+                }
+            });
+        }
+    }
+
     #[track_caller]
     fn check_access(&self, gfn: u64) {
+        self.check_accesses(&[gfn]);
+    }
+
+    #[track_caller]
+    fn check_accesses(&self, gfns: &[u64]) {
+        if !gfns.is_empty() {
+            self.write_accesses(gfns);
+        }
+        gfns.iter().for_each(|gfn| self.try_access(*gfn));
+    }
+
+    /// Everybody who might reach a frame tries, and gets there or not as the model says.
+    #[track_caller]
+    fn try_access(&self, gfn: u64) {
         let Reference { frames, home, inside } = &self.reference;
         let (machine, address) = (&self.world.machine, gfn << 12);
         let shown = frames.get(&gfn);
@@ -363,6 +531,32 @@ fn reference(grant: u64) -> u32 {
     FIRST_REFERENCE + u32::try_from(grant).expect("few grants")
 }
 
+/// Flushes of each kind for so many pages.
+fn flushes(pages: usize) -> u64 {
+    pages.div_ceil(32) as u64
+}
+
+/// Grants that a story maps.
+fn used(steps: &[Step]) -> BTreeSet<u64> {
+    let of = |step: &Step| match step {
+        Step::Map(mappings) => mappings.iter().map(|mapping| mapping.grant.0).collect(),
+        Step::MapAll { .. } => (0..GRANTS).collect::<Vec<_>>(),
+        Step::Unmap { .. }
+        | Step::UnmapAll
+        | Step::Populate { .. }
+        | Step::PopulateBlock { .. }
+        | Step::Clear { .. }
+        | Step::Restrict { .. }
+        | Step::Move(_)
+        | Step::Enter
+        | Step::Leave
+        | Step::Use(_)
+        | Step::UseRam(_)
+        | Step::Speculate => Vec::new(),
+    };
+    steps.iter().flat_map(of).collect()
+}
+
 fn run(first: u64, last: u64) -> Run {
     Run::new(Gfn::new(first), Gfn::new(last)).expect("first before last")
 }
@@ -371,21 +565,30 @@ fn read(bytes: &[u8]) -> Option<(Start, Vec<Step>)> {
     script::read(bytes)
 }
 
-pub(crate) fn play(bytes: &[u8]) {
+pub(crate) fn play(bytes: &[u8], manner: &Manner) {
     let Some((start, steps)) = read(bytes) else { return };
-    let mut play = Play::new(start);
+    let mut play = Play::new(start, &steps, manner);
     script::each(&steps, |step| play.step(step));
     play.unmap(WINDOW, WINDOW + GRANTS);
     play.clear((RAM, RAM + 2 * BLOCK - 1));
     play.send(Home::Nobody);
     play.check();
+    play.sheet.step("leave", 0, || keys! { cpu: THIRD_CPU as u32 });
     play.world.leave(THIRD_CPU);
     assert_eq!(play.world.audit(), []);
     end_of(&play.world);
+    let grants: Vec<u32> = used(&steps).into_iter().map(|grant| grant as u32).collect();
+    if !grants.is_empty() {
+        play.sheet.step("take_back", 0, || keys! { pages: names("g", &grants) });
+    }
     let free = |mfn: &Mfn| play.world.hypervisor.pages.drop_one(*mfn, false);
     assert!(play.pages.iter().all(free), "a granted page is counted by its owner alone");
     play.pages.iter().for_each(|mfn| play.world.hypervisor.memory.ram().release(*mfn));
     play.world.check_unharmed();
+}
+
+pub(crate) fn seed(bytes: &[u8]) -> u64 {
+    read(bytes).map_or(0, |(start, _)| start.seed())
 }
 
 pub(crate) fn tell(bytes: &[u8]) -> String {

@@ -17,8 +17,12 @@ use host::{
 };
 use hwmodel::{Access, Failure, Policy, UnitConfig};
 use p2m::PageKind;
+use scenarios::plants::Plant;
 
-use crate::watched::Watcher;
+use crate::{
+    sheet::{Sheet, keys, number},
+    watched::Watcher,
+};
 
 /// The hardware of a run.
 #[derive(Clone, Copy, Debug, Arbitrary)]
@@ -40,7 +44,8 @@ pub(crate) struct Start {
 }
 
 impl Start {
-    pub(crate) fn world(self, frames: u64) -> World {
+    /// A world of so many frames, with whatever bug is planted.
+    pub(crate) fn world(self, frames: u64, manner: &Manner) -> World {
         let mut unit = UnitConfig {
             caching_mode: self.caching_mode,
             coherent: !self.incoherent,
@@ -50,7 +55,20 @@ impl Start {
         if self.small_mask {
             unit.max_address_mask = 3;
         }
-        World::new(Setup {
+        if manner.plant.is_some_and(|plant| plant.slow) {
+            unit.latency = SLOW;
+        }
+        manner.sheet.frame("machine", self.machine(frames));
+        manner.sheet.frame(
+            "unit",
+            keys! {
+                page_selective: unit.page_selective,
+                max_address_mask: unit.max_address_mask,
+                caching_mode: unit.caching_mode,
+                coherent: unit.coherent,
+            },
+        );
+        let world = World::new(Setup {
             layout: if self.shared { Layout::Shared } else { Layout::Separate },
             unit,
             registers: self.registers,
@@ -59,12 +77,43 @@ impl Start {
             policy: self.policy.map_or(Policy::Greedy, |seed| Policy::Random(u64::from(seed) + 1)),
             frames,
             ..Setup::default()
-        })
+        });
+        if let Some(plant) = manner.plant {
+            plant.plant(&world);
+        }
+        world
+    }
+
+    fn machine(self, frames: u64) -> toml::Table {
+        keys! {
+            tables: if self.shared { "shared" } else { "separate" },
+            frames: number(frames),
+            device_tlb: self.device_tlb && !self.registers,
+            registers: self.registers,
+        }
+    }
+
+    /// The seed with which a scenario is played on the same hardware, if that is at random.
+    pub(crate) fn seed(self) -> u64 {
+        self.policy.map_or(0, u64::from)
     }
 }
 
+/// Ticks until a command is carried out on hardware that is slow, so that whoever does not
+/// wait is early.
+const SLOW: u32 = 50;
+
+/// How a story is played.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Manner {
+    /// With this bug planted.
+    pub(crate) plant: Option<&'static Plant>,
+    /// Written down here.
+    pub(crate) sheet: Sheet,
+}
+
 /// One of the two guests.
-#[derive(Clone, Copy, Debug, Arbitrary)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Arbitrary)]
 pub(crate) enum Who {
     Front,
     Back,

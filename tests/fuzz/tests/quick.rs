@@ -2,9 +2,14 @@
 //!
 //! `cargo xtask fuzz` searches for longer and with other inputs.
 
-use std::{fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use fuzz::{Limit, TARGETS, Target};
+use fuzz::{Limit, Search, TARGETS, Target};
 
 /// Decides the inputs.
 const SEED: u64 = 1;
@@ -12,7 +17,12 @@ const SEED: u64 = 1;
 #[track_caller]
 fn check(name: &str) {
     let target = Target::named(name).expect("a target of that name");
-    let searched = target.search(SEED, Limit::Executions(target.quick));
+    let searched = target.search(Search {
+        seed: SEED,
+        limit: Limit::Executions(target.quick),
+        shrinking: Duration::from_secs(20),
+        plant: None,
+    });
     println!("fuzz | {name:<12} | {} inputs", searched.executions);
     if let Some(crash) = searched.crash {
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.bin"));
@@ -52,6 +62,29 @@ fn no_scenario_file_is_refused_without_its_name_and_line() {
 #[test]
 fn no_elf_file_harms_its_reader() {
     check("elf");
+}
+
+/// Inputs that a search found while something was wrong with what it searched.
+#[test]
+fn what_once_broke_a_promise_breaks_none() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
+    for target in TARGETS {
+        let Ok(files) = fs::read_dir(folder.join(target.name)) else { continue };
+        let files = files.map(|file| file.expect("the folder is read").path());
+        let files: BTreeSet<PathBuf> = files.collect();
+        for file in files {
+            println!("again | {:<12} | {}", target.name, file.display());
+            let input = fs::read(&file).expect("the file is read");
+            match file.extension().and_then(|extension| extension.to_str()) {
+                Some("bin") => target.play(&input, None),
+                Some("toml") => {
+                    let text = String::from_utf8(input).expect("it is text");
+                    target.play_text(&text).expect("it is a target of texts");
+                }
+                _ => panic!("{}: expected *.bin or *.toml", file.display()),
+            }
+        }
+    }
 }
 
 #[test]

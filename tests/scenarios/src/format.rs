@@ -279,6 +279,8 @@ actions! {
     grant: Grant,
     /// A domain writes an entry of its grant table, word for word.
     entry: Entry,
+    /// A domain writes one word of its grant table, whatever it means.
+    word: Word,
     /// A domain ends grants, if they are not in use.
     end_access: EndAccess,
     /// A domain ends grants and frees the pages.

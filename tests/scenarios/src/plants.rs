@@ -56,6 +56,19 @@ impl std::fmt::Debug for Plant {
     }
 }
 
+impl Plant {
+    /// Whether it is all in a world: no part of it is in how scenarios call the library.
+    #[must_use]
+    pub const fn is_of_a_world(&self) -> bool {
+        self.slip.is_none()
+    }
+
+    /// Plants it, as far as it [is in the world](Self::is_of_a_world).
+    pub fn plant(&self, world: &World) {
+        (self.apply)(world);
+    }
+}
+
 const PLANT: Plant =
     Plant { name: "", about: "", slow: false, slip: None, turns: false, apply: |_| {} };
 

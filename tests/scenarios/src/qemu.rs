@@ -242,6 +242,7 @@ impl Lowering {
                 Ok(())
             }
             Action::Entry(_)
+            | Action::Word(_)
             | Action::Copy(_)
             | Action::GoOn(_)
             | Action::Swap(_)

@@ -45,7 +45,8 @@ pub(crate) struct Page {
     pub(crate) owner: DomainId,
     /// Where its owner has it.
     pub(crate) gfn: Gfn,
-    generation: u64,
+    /// Which lives of its frames it is.
+    generations: Vec<u64>,
     /// Its grants, by table and reference.
     pub(crate) grants: Vec<(DomainId, u32)>,
 }
@@ -71,6 +72,8 @@ pub(crate) struct Left {
     pub(crate) status_offset: usize,
     pub(crate) size: usize,
     pub(crate) count: usize,
+    /// The mappings that a map makes, one for each element.
+    pub(crate) names: Vec<String>,
 }
 
 /// Where counts began.
@@ -157,6 +160,7 @@ impl Session {
         match &step.action {
             Action::Grant(grant) => self.grant(grant),
             Action::Entry(entry) => self.entry(entry),
+            Action::Word(word) => self.word(word),
             Action::EndAccess(end) => self.end_access(end),
             Action::TakeBack(take) => self.take_back(take, doing),
             Action::Map(map) => self.map(map, doing),
@@ -267,11 +271,17 @@ impl Session {
         mapped.ok_or_else(|| format!("mapping `{name}` was never made: an earlier step failed"))
     }
 
-    /// Whether a page is still what its name said.
+    /// Whether a page is still what its name said; of a large one its first frame.
     pub(crate) fn is_live(&self, page: &Page) -> bool {
-        let info = self.world.machine.frame(Frame(page.mfn.get()));
-        info.is_some_and(|info| {
-            info.generation == page.generation && info.state != FrameState::Free
+        self.has_live(page, Frame(page.mfn.get()))
+    }
+
+    /// Whether a frame is part of a page, and still what the page's name said.
+    fn has_live(&self, page: &Page, frame: Frame) -> bool {
+        let place = frame.0.checked_sub(page.mfn.get()).and_then(|at| usize::try_from(at).ok());
+        let generation = place.and_then(|place| page.generations.get(place));
+        self.world.machine.frame(frame).is_some_and(|info| {
+            Some(&info.generation) == generation && info.state != FrameState::Free
         })
     }
 

@@ -72,6 +72,8 @@ fn lists_have_to_fit() {
 
 #[test]
 fn numbers_have_their_range() {
+    step("word = { sort = 'status', word = 9, low = 65536 }", &["16 bits", "up to 65535"]);
+    step("word = { sort = 'status', word = 9, low = 1, high = 1 }", &["16 bits"]);
     refused("[machine]\nlevels = 6\n", 2, &["machine.levels is 6", "3 to 5"]);
     refused("[unit]\ncount = 0\n", 2, &["unit.count is 0", "1 to 4"]);
     refused("[unit]\nring = 8\n", 2, &["unit.ring is 8", "0 to 7"]);

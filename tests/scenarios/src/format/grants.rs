@@ -42,6 +42,24 @@ pub struct Entry {
     pub page: Option<String>,
 }
 
+/// `word`: one word of a table of either version.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Word {
+    /// Whose table.
+    #[serde(default = "front")]
+    pub by: String,
+    /// Of its entries, 8 bytes each, or of its status words, 2 bytes each.
+    pub sort: Sort,
+    /// Which, from 0.
+    pub word: usize,
+    /// The lower half of an entry's word, or the status word.
+    pub low: u32,
+    /// The upper half of an entry's word.
+    #[serde(default)]
+    pub high: u32,
+}
+
 /// What became of an attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{LAST_CPU, is_cpu};
 use crate::{
-    format::{Access, Action, Alter, Map, NewDomain, Scenario, Unmap},
+    format::{Access, Action, Alter, Map, NewDomain, Scenario, Sort, Unmap},
     values::{Names, OneOrMany},
 };
 
@@ -44,6 +44,14 @@ impl Known {
                 self.domain(&entry.by)?;
                 self.domain(&entry.to)?;
                 entry.page.iter().try_for_each(|page| self.page(page))
+            }
+            Action::Word(word) => {
+                self.domain(&word.by)?;
+                let status = word.sort == Sort::Status;
+                if status && (word.high > 0 || word.low > u16::MAX.into()) {
+                    return Err("a status word has 16 bits; expected `low` up to 65535".into());
+                }
+                Ok(())
             }
             Action::EndAccess(end) => self.pages(&end.pages),
             Action::TakeBack(take) => self.pages(&take.pages),

@@ -10,7 +10,7 @@ use host::{
     calls::{map_request, operation, unmap_request},
     world::{Flushes, POISON},
 };
-use zerocopy::{FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::{Doing, Left, Mapped, Session};
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
 
 impl Session {
     /// Makes a call over elements, which are as it left them on return.
-    pub(super) fn elements<T: IntoBytes + zerocopy::FromBytes + Immutable>(
+    pub(super) fn elements<T: IntoBytes + FromBytes + Immutable>(
         &self,
         id: DomainId,
         command: u32,
@@ -141,6 +141,11 @@ impl Session {
             }
         }
         self.note_left(id, outcome, doing, elements.len(), size_of::<MapGrantRef>(), 18);
+        if let (Outcome::Continue { .. }, Some(left)) =
+            (outcome, self.left.borrow_mut().get_mut(&id))
+        {
+            left.names.clone_from(&names.0);
+        }
         self.say(format!(
             "{} maps {} grant(s), {good} of them well: {outcome:?}, {} + {} flushes",
             map.by,
@@ -219,7 +224,9 @@ impl Session {
     ) {
         if let Outcome::Continue { rest, .. } = outcome {
             let base = Self::argument_base(doing);
-            self.left.borrow_mut().insert(id, Left { rest, base, status_offset, size, count });
+            let names = Vec::new();
+            let left = Left { rest, base, status_offset, size, count, names };
+            self.left.borrow_mut().insert(id, left);
         }
     }
 
@@ -237,6 +244,14 @@ impl Session {
             .filter_map(|element| element.get(left.status_offset..left.status_offset + 2))
             .map(|status| i16::from_le_bytes([status[0], status[1]]))
             .collect();
+        for (name, element) in left.names.iter().zip(bytes.chunks(left.size)) {
+            if let Ok(element) = MapGrantRef::read_from_bytes(element)
+                && let Some(mapped) = self.mappings.borrow_mut().get_mut(name)
+                && element.status == 0
+            {
+                mapped.handle = element.handle;
+            }
+        }
         self.say(format!("the call of {} goes on: {outcome:?}", call.by));
         if let Outcome::Continue { rest, .. } = outcome {
             left.rest = rest;

@@ -11,7 +11,7 @@ use host::{Taken, TakenBatch, world::granted_gfn};
 use p2m::PageKind;
 
 use super::{Doing, Session};
-use crate::format::{Attempt, EndAccess, Entry, Grant, TakeBack};
+use crate::format::{Attempt, EndAccess, Entry, Grant, Sort, TakeBack, Word};
 
 impl Session {
     pub(super) fn grant(&self, grant: &Grant) -> Result<(), String> {
@@ -92,6 +92,33 @@ impl Session {
         }
         self.say(format!("{} writes entry {} of its table", entry.by, entry.reference));
         self.write_entry(granter, entry.reference, entry.flags, to, gfn)
+    }
+
+    pub(super) fn word(&self, word: &Word) -> Result<(), String> {
+        let granter = self.domain(&word.by)?.id();
+        let table = self.domain_by_id(granter)?.grants();
+        let missing = || format!("the table of {} has no such word", word.by);
+        let entry = match word.sort {
+            Sort::Shared => {
+                let words = table.storage().shared(word.word / 512).ok_or_else(missing)?;
+                let value = u64::from(word.low) | u64::from(word.high) << 32;
+                words[word.word % 512].store(value, Ordering::SeqCst);
+                word.word * table.version().per_page() / 512
+            }
+            // In version 1 there are none, which a granter cannot know before it looks.
+            Sort::Status => {
+                if let Some(words) = table.storage().status(word.word / 2048) {
+                    // A status word has 16 bits, as the file was checked for.
+                    words[word.word % 2048].store(word.low as u16, Ordering::SeqCst);
+                }
+                word.word
+            }
+        };
+        drop(table);
+        let entry = u32::try_from(entry).map_err(|_| missing())?;
+        self.wild.borrow_mut().insert((granter, entry));
+        self.say(format!("{} writes word {} of its table", word.by, word.word));
+        Ok(())
     }
 
     /// The bits for reading and for writing of a grant, as its granter sees them.

@@ -6,7 +6,7 @@ use hwmodel::{Frame, Owner};
 use p2m::{Expected, PageKind};
 use stage2::{Access, Budget, Rest, Stop, Stopped};
 
-use super::{Doing, Session};
+use super::{Doing, Page, Session};
 use crate::{
     format::{Allowed, Clear, Memory, MovePage, Populate, Restrict, Retry, Reuse, SwapPage},
     values::Count,
@@ -90,6 +90,7 @@ impl Session {
                 }
             }
         });
+        self.note_lost(id, run);
         self.say(format!(
             "{} pages of {} are cleared in {batches} batch(es), {} + {} flushes",
             clear.count, clear.by, flushes.tlb, flushes.iotlb
@@ -106,6 +107,19 @@ impl Session {
             let expected = expected.map(|expected| expected.to_string()).unwrap_or_default();
             format!("it took {steps} steps; expected {expected}")
         })
+    }
+
+    /// Of pages that their owner no longer has, every reference is a mapping's.
+    fn note_lost(&self, id: flush::DomainId, run: Run) {
+        let Ok(guest) = self.domain_by_id(id) else { return };
+        let pages = self.pages.borrow();
+        let inside = |page: &&Page| page.owner == id && run.contains(page.gfn);
+        let gone = |page: &&Page| guest.lookup(page.gfn).is_none_or(|found| found.mfn != page.mfn);
+        for page in pages.values().filter(inside).filter(gone) {
+            if self.is_live(page) {
+                self.world.hypervisor.pages.lose(page.mfn);
+            }
+        }
     }
 
     /// Grants are given back by those who mapped them, not cleared as memory.

@@ -152,9 +152,10 @@ impl Session {
     }
 
     pub(super) fn name_page(&self, name: &str, mfn: Mfn, order: u8, owner: DomainId, gfn: Gfn) {
-        let generation =
-            self.world.machine.frame(Frame(mfn.get())).map_or(0, |info| info.generation);
-        let page = Page { mfn, order, owner, gfn, generation, grants: Vec::new() };
+        let frames = (0..1_u64 << order).map(|offset| Frame(mfn.get() + offset));
+        let generation = |frame| self.world.machine.frame(frame).map_or(0, |info| info.generation);
+        let generations = frames.map(generation).collect();
+        let page = Page { mfn, order, owner, gfn, generations, grants: Vec::new() };
         self.pages.borrow_mut().insert(name.to_owned(), page);
         self.places.borrow_mut().insert((owner, gfn));
         let own =

@@ -99,6 +99,10 @@ impl Session {
 
     /// What one of two grants was is the other one now.
     fn rename_grants(&self, one: (DomainId, u32), other: (DomainId, u32)) {
+        let mut wild = self.wild.borrow_mut();
+        if wild.contains(&one) || wild.contains(&other) {
+            wild.extend([one, other]);
+        }
         for grant in self.pages.borrow_mut().values_mut().flat_map(|page| &mut page.grants) {
             if *grant == one {
                 *grant = other;
