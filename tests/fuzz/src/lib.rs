@@ -233,7 +233,7 @@ fn failing_seed(text: &str, plant: Option<&'static Plant>, found: u64) -> Option
     let script = parse::parse(Path::new("made-up.toml"), text).ok()?;
     let fails = |seed: &u64| {
         let mut broken = false;
-        let replay = Replay { seed: *seed, plant, once: false };
+        let replay = Replay { seed: *seed, plant, ..Replay::default() };
         let played = engine::quietly(|| broken = scenarios::run(&script, replay).broken.is_some());
         broken || played.is_err()
     };
