@@ -113,7 +113,8 @@ fn table(rows: &[workloads::Row]) -> String {
         "{table}\n{about}\
          cost = {command} x commands + {wait} x waits + {tail} x tail writes (one for each wait) \
          + {refill} x refills, in units of 0.2 us\n\
-         planned knows which entries are in use; uninformed, it takes every page to be"
+         planned knows which entries are in use; uninformed, it takes half of a block's other pages to be,\n\
+         and none of the run that went last"
     )
 }
 

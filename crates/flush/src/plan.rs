@@ -8,6 +8,7 @@
 mod cheapest;
 mod cost;
 mod front;
+mod recent;
 mod statistics;
 
 use arrayvec::ArrayVec;
@@ -16,6 +17,7 @@ use crate::{Block, Cover, Extent, Gfn, Run, cover::RUNS};
 use cost::Assumed;
 pub use cost::{CostModel, LiveEntries, Nanoseconds};
 use front::Front;
+pub use recent::Recent;
 pub use statistics::{Figures, SIZES, Statistics};
 
 /// Commands that share one wait: no more are handed to hardware at once.
@@ -186,13 +188,14 @@ pub struct Planner<'a> {
     policy: Policy,
     costs: CostModel,
     live: Option<&'a dyn LiveEntries>,
+    recent: Option<&'a Recent>,
 }
 
 impl<'a> Planner<'a> {
     /// A planner with this policy and the default prices.
     #[must_use]
     pub const fn new(policy: Policy) -> Self {
-        Self { policy, costs: CostModel::DEFAULT, live: None }
+        Self { policy, costs: CostModel::DEFAULT, live: None, recent: None }
     }
 
     /// The same with these prices.
@@ -205,6 +208,13 @@ impl<'a> Planner<'a> {
     #[must_use]
     pub const fn with_live(self, live: &'a dyn LiveEntries) -> Self {
         Self { live: Some(live), ..self }
+    }
+
+    /// The same, not sparing what `recent` says is gone, unless somebody was asked with
+    /// [`with_live`](Self::with_live).
+    #[must_use]
+    pub const fn with_recent(self, recent: &'a Recent) -> Self {
+        Self { recent: Some(recent), ..self }
     }
 
     /// Its policy.
@@ -249,27 +259,31 @@ impl<'a> Planner<'a> {
         let commands = match plan {
             Plan::Nothing => Nanoseconds::default(),
             Plan::Blocks(blocks) => blocks.clone().fold(Nanoseconds::default(), |sum, block| {
-                sum.plus(costs.page).plus(self.lost(block.run(), changed_within(cover, block)))
+                let lost = self.lost(cover, block.run(), changed_within(cover, block));
+                sum.plus(costs.page).plus(lost)
             }),
-            Plan::Domain => costs.domain.plus(self.lost(Run::ALL, cover.pages())),
+            Plan::Domain => costs.domain.plus(self.lost(cover, Run::ALL, cover.pages())),
             Plan::Global => {
-                let lost = self.with_knowledge(|live| live.of_unit());
+                let lost = self.with_knowledge(cover, |live| live.of_unit());
                 costs.global.plus(costs.refill.times(lost))
             }
         };
         commands.plus(submission.times(plan.submissions() as u64))
     }
 
-    fn with_knowledge<T>(&self, ask: impl FnOnce(&dyn LiveEntries) -> T) -> T {
+    fn with_knowledge<T>(&self, cover: &Cover, ask: impl FnOnce(&dyn LiveEntries) -> T) -> T {
         match self.live {
             Some(live) => ask(live),
-            None => ask(&Assumed(self.costs.live_entries)),
+            None => {
+                let gone = self.recent.and_then(|recent| recent.apart_from(cover));
+                ask(&Assumed { entries: self.costs.live_entries, gone })
+            }
         }
     }
 
     /// The price of what goes with `run` although nobody asked for it.
-    fn lost(&self, run: Run, changed: u64) -> Nanoseconds {
-        self.costs.refill.times(self.with_knowledge(|live| live.within(run, changed)))
+    fn lost(&self, cover: &Cover, run: Run, changed: u64) -> Nanoseconds {
+        self.costs.refill.times(self.with_knowledge(cover, |live| live.within(run, changed)))
     }
 
     /// The command that names no pages, and its price: the cheaper of the two where the
@@ -288,7 +302,9 @@ impl<'a> Planner<'a> {
         let max_order = limits.max_order;
         let (wide, wide_cost) = self.wide(cover);
         let choose = |seeds: &mut dyn Iterator<Item = (Block, u64)>| {
-            self.with_knowledge(|live| cheapest::cheapest(seeds, max_order, &self.costs, live))
+            self.with_knowledge(cover, |live| {
+                cheapest::cheapest(seeds, max_order, &self.costs, live)
+            })
         };
         let ranges = ranges(cover);
         // A run that needs no rounding is changed in every page.
@@ -355,9 +371,7 @@ fn hull(cover: &Cover) -> ArrayVec<(Run, u8), RUNS> {
 
 /// How many pages of `block` are on record.
 fn changed_within(cover: &Cover, block: Block) -> u64 {
-    let (first, last) = (block.run().first(), block.run().last());
-    let common = |run: Run| Run::new(run.first().max(first), run.last().min(last));
-    let pages = cover.runs().filter_map(|(run, _)| common(run)).map(Run::pages);
+    let pages = cover.runs().map(|(run, _)| recent::common(run, block.run()));
     pages.fold(0, u64::saturating_add)
 }
 

@@ -5,7 +5,7 @@
 //! the tables, and leaves it only after hardware has forgotten them.
 
 use arrayvec::ArrayVec;
-use flush::{DomainId, Mfn};
+use flush::{DomainId, Mfn, plan::Recent};
 use stage2::{Format, TableMemory, format::vtd::Vtd};
 
 use crate::context::{Binding, ContextError};
@@ -148,6 +148,8 @@ pub struct DmaDomain<G> {
     format: Vtd,
     root: Mfn,
     members: G,
+    /// What its devices' translations were flushed of last.
+    pub(crate) recent: Recent,
 }
 
 impl<G: Guarded<Members>> DmaDomain<G> {
@@ -156,7 +158,7 @@ impl<G: Guarded<Members>> DmaDomain<G> {
     /// The tree is the domain's own, or (where the formats agree) the one its CPUs use.
     #[must_use]
     pub const fn new(id: DomainId, format: Vtd, root: Mfn, members: G) -> Self {
-        Self { id, format, root, members }
+        Self { id, format, root, members, recent: Recent::new() }
     }
 
     /// The hypervisor's number of the domain.

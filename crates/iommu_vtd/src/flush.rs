@@ -104,7 +104,8 @@ impl<'a, P: Platform, R: Mmio, L: Guarded<UnitState>, G: Guarded<Members>>
             return Some(Started::ended(unit.flush_write_buffers()));
         }
         let mut submitter = unit.open();
-        let plan = self.planner.plan(cover, unit_limits(capabilities));
+        let planner = self.planner.with_recent(&self.domain.recent);
+        let plan = planner.plan(cover, unit_limits(capabilities));
         if let Some(statistics) = self.statistics {
             statistics.add(&plan.figures(cover));
         }
@@ -238,6 +239,7 @@ impl<P: Platform, R: Mmio, L: Guarded<UnitState>, G: Guarded<Members>> Flush<Iot
                 in_flight.units.push((*own, started));
             }
         }
+        self.domain.recent.note(cover);
         in_flight
     }
 

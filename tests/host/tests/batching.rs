@@ -131,7 +131,7 @@ fn contiguous_frames_cost_one_flush_of_each_kind_and_one_command_per_thirty_two(
 fn scattered_frames_cost_one_flush_of_each_kind_and_one_command_a_frame() {
     for (count, flushes) in [(1, 1), (31, 1), (32, 1), (33, 2), (64, 2), (65, 3), (100, 4)] {
         let each = u64::from(count);
-        check(How::Up, FIRST + 5, 7, count, Cost::usual(flushes, each, each));
+        check(How::Up, FIRST + 5, 33, count, Cost::usual(flushes, each, each));
     }
     check(How::Down, FIRST, 0x300, 33, Cost::usual(2, 33, 33));
 }
@@ -140,7 +140,7 @@ fn scattered_frames_cost_one_flush_of_each_kind_and_one_command_a_frame() {
 fn replacing_by_nothing_batches_like_an_unmap() {
     check(How::Replace, FIRST, 1, 32, Cost::usual(1, 1, 32));
     check(How::Replace, FIRST, 1, 33, Cost::usual(2, 2, 33));
-    check(How::Replace, FIRST + 5, 7, 40, Cost::usual(2, 40, 40));
+    check(How::Replace, FIRST + 5, 33, 40, Cost::usual(2, 40, 40));
 }
 
 /// Calls with elements made from 40 grants; none of them may cost or change anything.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use flush::{
     Block, Change, Cover, Depth, Gfn, Run,
-    plan::{COMMANDS, CostModel, Limits, Nanoseconds, Plan, Planner, Policy, SUBMISSION},
+    plan::{COMMANDS, CostModel, Limits, Nanoseconds, Plan, Planner, Policy, Recent, SUBMISSION},
 };
 use gnttab::Outcome;
 use host::{Setup, World};
@@ -82,9 +82,12 @@ proptest! {
         leaves in leaves(),
         limits in limits(),
         costs in costs(),
+        before in leaves(),
     ) {
+        let recent = Recent::new();
+        recent.note(&cover(&before));
         let cover = cover(&leaves);
-        let planner = Planner::new(Policy::Planned).with_costs(costs);
+        let planner = Planner::new(Policy::Planned).with_costs(costs).with_recent(&recent);
         let planned = planner.estimate(&cover, &planner.plan(&cover, limits));
         for policy in Policy::ALL {
             let plan = Planner::new(policy).with_costs(costs).plan(&cover, limits);

@@ -5,6 +5,7 @@
 
 use core::fmt;
 
+use super::recent::common;
 use crate::Run;
 
 /// A length of time, or a price in time. Sums and products stay at the largest value.
@@ -81,8 +82,9 @@ impl Default for CostModel {
 /// Which entries are worth keeping: the knowledge of an embedder.
 ///
 /// It decides what a flush costs and never what it covers: a wrong answer wastes time.
-/// Who has none needs none; a [`CostModel`] then takes every page to be in use, up to
-/// [`live_entries`](CostModel::live_entries) of a block.
+/// Who has none needs none: half of the other pages of a block are then taken to be in use,
+/// of up to [`live_entries`](CostModel::live_entries). Where one block or its parts have to be
+/// chosen, none of them or all of them may turn out to be; half leaves the least to regret.
 pub trait LiveEntries: fmt::Debug {
     /// How many entries for pages of `run` the caches may hold and will need again.
     ///
@@ -94,16 +96,23 @@ pub trait LiveEntries: fmt::Debug {
     fn of_unit(&self) -> u64;
 }
 
-/// Every page is in use, up to so many of one block.
+/// Half of what may be in use is: no page that went lately, and no more than a unit holds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Assumed(pub(super) u64);
+pub(super) struct Assumed {
+    /// How many entries a unit holds.
+    pub(super) entries: u64,
+    /// Pages that went lately; none of them is on record.
+    pub(super) gone: Option<Run>,
+}
 
 impl LiveEntries for Assumed {
     fn within(&self, run: Run, changed: u64) -> u64 {
-        run.pages().saturating_sub(changed).min(self.0)
+        let gone = self.gone.map_or(0, |gone| common(gone, run));
+        let pages = run.pages().saturating_sub(changed).saturating_sub(gone);
+        pages.min(self.entries).div_ceil(2)
     }
 
     fn of_unit(&self) -> u64 {
-        self.0
+        self.entries.div_ceil(2)
     }
 }

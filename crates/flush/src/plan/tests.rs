@@ -79,7 +79,7 @@ fn cheapest_of_all(max_order: u8, costs: &CostModel) -> Vec<u64> {
         let mut best = [u64::MAX; 256];
         best[0] = 0;
         for node in &nodes {
-            let lost = u64::from((node & !set).count_ones()).min(costs.live_entries);
+            let lost = u64::from((node & !set).count_ones()).min(costs.live_entries).div_ceil(2);
             let price = costs.page.get() + costs.refill.get() * lost;
             for union in (0..256_u32).rev() {
                 let price = best[union as usize].saturating_add(price);
@@ -161,11 +161,34 @@ fn each_policy_names_the_blocks_of_its_name() {
     check(Policy::Gather, &runs, &[(0, 3), (8, 2)]);
     check(Policy::Exact, &runs, &[(3, 0), (4, 0), (8, 1), (10, 0)]);
     check(Policy::TwoBlock, &runs, &[(3, 0), (4, 0), (8, 2)]);
-    check(Policy::Planned, &runs, &[(3, 0), (4, 0), (8, 2)]);
+    check(Policy::Planned, &runs, &[(0, 4)]);
     check(Policy::Planned, &[(32, 63, 0)], &[(32, 5)]);
-    // Four pages more are as dear as one command more, and one command is less to send.
-    check(Policy::Planned, &[(0, 1, 0), (6, 7, 0)], &[(0, 3)]);
-    check(Policy::Planned, &[(0, 1, 0), (7, 7, 0)], &[(0, 1), (7, 0)]);
+    // Eight pages more, half of them in use, are as dear as one command more, and one
+    // command is less to send.
+    check(Policy::Planned, &[(0, 3, 0), (12, 15, 0)], &[(0, 4)]);
+    check(Policy::Planned, &[(0, 3, 0), (14, 15, 0)], &[(0, 2), (14, 1)]);
+}
+
+#[test]
+fn pages_that_went_last_are_not_spared_until_they_are_mapped_again() {
+    let recent = Recent::new();
+    let planner = Planner::default().with_recent(&recent);
+    let plan = |runs: &[(u64, u64, u8)]| blocks(&planner.plan(&cover(runs), WIDE));
+    let next = [(46, 63, 0)];
+    let apart = [(46, 1), (48, 4)];
+    assert_eq!(plan(&next), apart);
+    recent.note(&cover(&[(20, 45, 0)]));
+    assert_eq!(plan(&next), [(32, 5)]);
+    // On record means mapped until now, whatever went before.
+    assert_eq!(plan(&[(45, 63, 0)]), [(44, 2), (48, 4)]);
+    let mut mapped = Cover::NOTHING;
+    mapped.record(Run::single(Gfn::new(23)), 0, Depth::Leaves, Change::Added);
+    recent.note(&mapped);
+    assert_eq!(plan(&next), apart);
+    // An embedder that knows is asked alone.
+    recent.note(&cover(&[(20, 45, 0)]));
+    let asked = planner.with_live(&LowHalf).plan(&cover(&next), WIDE);
+    assert_eq!(blocks(&asked), apart);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use flush::{
     Change, Cover, Depth, Run,
-    plan::{CostModel, Limits, Plan, Planner, Policy},
+    plan::{CostModel, Limits, Plan, Planner, Policy, Recent},
 };
 
 use super::{Entries, Leaf, Step, Workload};
@@ -108,8 +108,14 @@ impl Row {
     }
 }
 
-fn record(cover: &mut Cover, leaf: Leaf) {
-    cover.record(leaf.run(), leaf.order, Depth::Leaves, Change::Modified);
+fn record(cover: &mut Cover, leaf: Leaf, change: Change) {
+    cover.record(leaf.run(), leaf.order, Depth::Leaves, change);
+}
+
+fn cover(batch: &[Leaf], change: Change) -> Cover {
+    let mut cover = Cover::NOTHING;
+    batch.iter().for_each(|leaf| record(&mut cover, *leaf, change));
+    cover
 }
 
 /// The covers that are flushed on their own where pages are gathered one after another,
@@ -120,12 +126,12 @@ fn gathered(batch: &[Leaf]) -> Vec<Cover> {
     for leaf in batch {
         match (range.filter(|range| range.touches(leaf.run())), covers.last_mut()) {
             (Some(own), Some(cover)) => {
-                record(cover, *leaf);
+                record(cover, *leaf, Change::Modified);
                 range = Some(own.hull(leaf.run()));
             }
             _ => {
                 let mut cover = Cover::NOTHING;
-                record(&mut cover, *leaf);
+                record(&mut cover, *leaf, Change::Modified);
                 covers.push(cover);
                 range = Some(leaf.run());
             }
@@ -135,7 +141,8 @@ fn gathered(batch: &[Leaf]) -> Vec<Cover> {
 }
 
 /// Runs `workload` under every policy. The planner has two rows: the first knows which
-/// entries are in use; the second, `informed: false`, takes every page to be.
+/// entries are in use; the second, `informed: false`, has the defaults, and remembers what
+/// went last as a flusher of devices does.
 #[must_use]
 pub fn compare(workload: &Workload) -> Vec<Row> {
     let row = |policy, informed| Row {
@@ -153,13 +160,20 @@ pub fn compare(workload: &Workload) -> Vec<Row> {
     let mut rows: Vec<Row> = Policy::ALL.map(|policy| row(policy, true)).into();
     rows.push(row(Policy::Planned, false));
     let mut entries = Entries::new(CostModel::DEFAULT.live_entries as usize);
+    let recent = Recent::new();
     for step in &workload.steps {
         match step {
-            Step::Use(leaves) => leaves.iter().for_each(|leaf| entries.touch(*leaf)),
+            Step::Use(leaves) => {
+                for batch in leaves.chunks(BATCH) {
+                    batch.iter().for_each(|leaf| entries.touch(*leaf));
+                    recent.note(&cover(batch, Change::Added));
+                }
+            }
             Step::Unmap(leaves) => {
                 for batch in leaves.chunks(BATCH) {
                     batch.iter().for_each(|leaf| entries.forget(*leaf));
-                    rows.iter_mut().for_each(|row| flush_batch(row, batch, &entries));
+                    rows.iter_mut().for_each(|row| flush_batch(row, batch, &entries, &recent));
+                    recent.note(&cover(batch, Change::Modified));
                 }
             }
         }
@@ -167,11 +181,11 @@ pub fn compare(workload: &Workload) -> Vec<Row> {
     rows
 }
 
-fn flush_batch(row: &mut Row, batch: &[Leaf], entries: &Entries) {
-    let mut whole = Cover::NOTHING;
-    batch.iter().for_each(|leaf| record(&mut whole, *leaf));
+fn flush_batch(row: &mut Row, batch: &[Leaf], entries: &Entries, recent: &Recent) {
+    let whole = cover(batch, Change::Modified);
     let planner = Planner::new(row.policy);
-    let planner = if row.informed { planner.with_live(entries) } else { planner };
+    let planner =
+        if row.informed { planner.with_live(entries) } else { planner.with_recent(recent) };
     let covers = if row.policy == Policy::Gather { gathered(batch) } else { vec![whole.clone()] };
     let mut lost = BTreeSet::new();
     row.batches += 1;
