@@ -4,23 +4,7 @@
 //! then records each run once: what is said for the CPUs waits for the same to be said for
 //! the devices. Anything else makes two covers of it.
 
-use crate::{Change, Cover, Depth, Run, skipped::Records};
-
-/// A run as it goes into a cover.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) run: Run,
-    pub(crate) order: u8,
-    pub(crate) depth: Depth,
-    pub(crate) change: Change,
-}
-
-impl Entry {
-    #[inline]
-    fn add_to(self, cover: &mut Cover) {
-        cover.record(self.run, self.order, self.depth, self.change);
-    }
-}
+use crate::{Cover, Depth, Gfn, Run, cover::Manner, skipped::Records};
 
 /// What CPUs and devices must forget.
 #[derive(Debug)]
@@ -31,39 +15,56 @@ pub(crate) struct Both {
     iotlb: Cover,
     /// Whether it is the same so far.
     alike: bool,
-    /// Said for the CPUs alone so far, while the rest is alike.
-    waiting: Option<Entry>,
+    /// Said for the CPUs alone so far, while the rest is alike; if anything is, it is in some
+    /// manner.
+    waiting: Run,
+    manner: Manner,
 }
 
 impl Both {
     /// Nothing.
     #[inline]
     pub(crate) const fn new() -> Self {
-        Self { tlb: Cover::new(), iotlb: Cover::new(), alike: true, waiting: None }
+        let waiting = Run::single(Gfn::new(0));
+        let manner = Manner::NONE;
+        Self { tlb: Cover::new(), iotlb: Cover::new(), alike: true, waiting, manner }
     }
 
-    /// Adds `entry` for the kinds that walk the edited table.
-    #[inline]
-    pub(crate) fn add<K: Records>(&mut self, entry: Entry) {
+    /// Adds `run` for the kinds that walk the edited table.
+    #[inline(always)]
+    pub(crate) fn add<K: Records>(&mut self, run: Run, manner: Manner) {
         if self.alike {
-            match (K::TLB, K::IOTLB, self.waiting) {
-                (true, false, None) => {
-                    self.waiting = Some(entry);
+            let (waits, same) = (self.waits(), self.manner == manner && self.waiting.is(run));
+            match (K::TLB, K::IOTLB) {
+                (true, false) if !waits => {
+                    (self.waiting, self.manner) = (run, manner);
                     return;
                 }
-                (false, true, Some(waiting)) if waiting == entry => {
-                    self.waiting = None;
-                    entry.add_to(&mut self.tlb);
+                (false, true) if same => {
+                    self.manner = Manner::NONE;
+                    self.tlb.note(run, manner);
                     return;
                 }
-                (true, true, None) => {
-                    entry.add_to(&mut self.tlb);
+                (true, true) if !waits => {
+                    self.tlb.note(run, manner);
                     return;
                 }
-                (_, _, Some(_)) | (false, _, None) => self.part(),
+                (_, true | false) => self.part(),
             }
         }
-        self.each::<K>(|cover| entry.add_to(cover));
+        self.add_apart::<K>(run, manner);
+    }
+
+    /// Adds `run` where there are two covers.
+    #[inline(never)]
+    fn add_apart<K: Records>(&mut self, run: Run, manner: Manner) {
+        self.each::<K>(|cover| cover.add(run, manner));
+    }
+
+    /// Whether something waits.
+    #[inline]
+    fn waits(&self) -> bool {
+        self.manner != Manner::NONE
     }
 
     /// Adds everything for the kinds that walk the edited table.
@@ -75,9 +76,11 @@ impl Both {
     /// The end of an edit: what was said for the CPUs alone was meant so.
     #[inline]
     pub(crate) fn end_of_edit(&mut self) {
-        if self.waiting.is_some() {
+        if self.waits() {
             self.part();
         }
+        self.tlb.settle();
+        self.iotlb.settle();
     }
 
     /// What CPUs must forget, between edits.
@@ -95,7 +98,7 @@ impl Both {
     /// Whether nothing has to be forgotten.
     #[inline]
     pub(crate) fn is_nothing(&self) -> bool {
-        self.tlb.is_nothing() && self.iotlb().is_nothing() && self.waiting.is_none()
+        self.tlb.is_nothing() && self.iotlb().is_nothing() && !self.waits()
     }
 
     /// Forgets what was recorded for the kinds whose hardware has forgotten it.
@@ -122,8 +125,9 @@ impl Both {
             self.iotlb.clone_from(&self.tlb);
             self.alike = false;
         }
-        if let Some(entry) = self.waiting.take() {
-            entry.add_to(&mut self.tlb);
+        if self.waits() {
+            self.tlb.add(self.waiting, self.manner);
+            self.manner = Manner::NONE;
         }
     }
 
@@ -140,7 +144,7 @@ impl Both {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Extent, Gfn, Iotlb, Shared, Tlb};
+    use crate::{Change, Extent, Iotlb, Shared, Tlb};
 
     /// For whom a run is recorded.
     #[derive(Clone, Copy, Debug)]
@@ -151,9 +155,10 @@ mod tests {
     }
     use For::{All, Cpus, Devices};
 
-    fn entry(frame: u64) -> Entry {
-        let (depth, change) = (Depth::Leaves, Change::Modified);
-        Entry { run: Run::single(Gfn::new(frame)), order: 0, depth, change }
+    const MANNER: Manner = Manner::new(0, Depth::Leaves, Change::Modified);
+
+    fn page(frame: u64) -> Run {
+        Run::single(Gfn::new(frame))
     }
 
     fn frames(cover: &Cover) -> u64 {
@@ -163,9 +168,9 @@ mod tests {
 
     fn add(both: &mut Both, who: For, frame: u64) {
         match who {
-            Cpus => both.add::<Tlb>(entry(frame)),
-            Devices => both.add::<Iotlb>(entry(frame)),
-            All => both.add::<Shared>(entry(frame)),
+            Cpus => both.add::<Tlb>(page(frame), MANNER),
+            Devices => both.add::<Iotlb>(page(frame), MANNER),
+            All => both.add::<Shared>(page(frame), MANNER),
         }
     }
 
@@ -184,10 +189,10 @@ mod tests {
                 let frame = frame + u64::from(place / 2) * 20;
                 add(&mut both, who, frame);
                 if !matches!(who, Devices) {
-                    entry(frame).add_to(&mut tlb);
+                    tlb.add(page(frame), MANNER);
                 }
                 if !matches!(who, Cpus) {
-                    entry(frame).add_to(&mut iotlb);
+                    iotlb.add(page(frame), MANNER);
                 }
                 assert!(!both.is_nothing());
                 if ends & 1 << place != 0 || place == 3 {

@@ -6,7 +6,7 @@
 
 use arrayvec::ArrayVec;
 
-use crate::Run;
+use crate::{Gfn, Run};
 
 /// How many separate runs a cover keeps exactly.
 pub(crate) const RUNS: usize = 32;
@@ -52,6 +52,47 @@ pub struct Cover {
     everything: bool,
     depth: Depth,
     change: Change,
+    /// What a run has to be like for [`note`](Self::note) to change nothing but the runs.
+    alike: Manner,
+    /// Whether the runs are in order. Those that were noted need not be until
+    /// [`settle`](Self::settle).
+    settled: bool,
+}
+
+/// Order, depth and change of a run in one word; all zero stands for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Manner(u32);
+
+impl Manner {
+    pub(crate) const NONE: Self = Self(0);
+    const TABLES: u32 = 1 << 8;
+    const MODIFIED: u32 = 1 << 9;
+    const SOME: u32 = 1 << 10;
+
+    #[inline]
+    pub(crate) const fn new(order: u8, depth: Depth, change: Change) -> Self {
+        let depth = match depth {
+            Depth::Leaves => 0,
+            Depth::Tables => Self::TABLES,
+        };
+        let change = match change {
+            Change::Added => 0,
+            Change::Modified => Self::MODIFIED,
+        };
+        Self(Self::SOME | change | depth | order as u32)
+    }
+
+    const fn order(self) -> u8 {
+        self.0 as u8
+    }
+
+    const fn depth(self) -> Depth {
+        if self.0 & Self::TABLES != 0 { Depth::Tables } else { Depth::Leaves }
+    }
+
+    const fn change(self) -> Change {
+        if self.0 & Self::MODIFIED != 0 { Change::Modified } else { Change::Added }
+    }
 }
 
 impl Clone for Cover {
@@ -63,13 +104,14 @@ impl Clone for Cover {
 
     /// Copies as many runs as there are, and not all of the room for them.
     fn clone_from(&mut self, other: &Self) {
-        let Self { runs, order, orders, everything, depth, change } = other;
+        let Self { runs, order, orders, everything, depth, change, alike, settled } = other;
         self.runs.clear();
         self.runs.extend(runs.iter().copied());
         self.orders.clear();
         self.orders.extend(orders.iter().copied());
         (self.order, self.everything) = (*order, *everything);
         (self.depth, self.change) = (*depth, *change);
+        (self.alike, self.settled) = (*alike, *settled);
     }
 }
 
@@ -93,6 +135,8 @@ impl Cover {
             everything: false,
             depth: Depth::Leaves,
             change: Change::Added,
+            alike: Manner::new(0, Depth::Leaves, Change::Added),
+            settled: true,
         }
     }
 
@@ -163,17 +207,100 @@ impl Cover {
     /// Adds a run whose largest leaf has 2^`order` frames.
     #[inline]
     pub fn record(&mut self, run: Run, order: u8, depth: Depth, change: Change) {
+        self.settle();
         self.depth = self.depth.max(depth);
         self.change = self.change.max(change);
         if order != self.order || !self.orders.is_empty() {
             self.insert_unlike(run, order);
-            return;
+        } else {
+            // Grants are mostly given back in ascending order: try the end first.
+            match self.runs.last_mut() {
+                Some(last) if last.is_right_before(run) => *last = last.until(run),
+                Some(_) | None => self.insert(run),
+            }
         }
-        // Grants are mostly given back in ascending order: try the end first.
-        match self.runs.last_mut() {
-            Some(last) if last.is_right_before(run) => *last = last.until(run),
-            Some(_) | None => self.insert(run),
+        self.compare();
+    }
+
+    /// As [`record`](Self::record), for a run that may come to its place later: before the
+    /// cover is looked at, it has to be [settled](Self::settle).
+    #[inline]
+    pub(crate) fn note(&mut self, run: Run, manner: Manner) {
+        if self.alike == manner {
+            match self.runs.last_mut() {
+                Some(last) if last.is_right_before(run) => {
+                    *last = last.until(run);
+                    return;
+                }
+                Some(last) => self.settled &= last.last() < run.first(),
+                None => {}
+            }
+            if self.runs.try_push(run).is_ok() {
+                return;
+            }
         }
+        self.add(run, manner);
+    }
+
+    /// As [`record`](Self::record).
+    #[inline(never)]
+    pub(crate) fn add(&mut self, run: Run, manner: Manner) {
+        self.record(run, manner.order(), manner.depth(), manner.change());
+    }
+
+    /// Puts the runs that were noted in their places. It is as if each had been
+    /// [recorded](Self::record) when it was noted.
+    #[inline]
+    pub(crate) fn settle(&mut self) {
+        if !self.settled {
+            self.sort();
+        }
+    }
+
+    /// Runs are noted out of order only while their leaves are alike.
+    #[inline(never)]
+    fn sort(&mut self) {
+        self.settled = true;
+        let mut frames = [0; RUNS];
+        let (frames, _) = frames.split_at_mut(self.runs.len());
+        let mut single = true;
+        for (frame, run) in frames.iter_mut().zip(&self.runs) {
+            *frame = run.first().get();
+            single &= run.first() == run.last();
+        }
+        if single {
+            // Half as much to move about.
+            frames.sort_unstable();
+            self.join(frames.iter().map(|frame| Run::single(Gfn::new(*frame))));
+        } else {
+            let mut runs = core::mem::take(&mut self.runs);
+            runs.sort_unstable_by_key(|run| run.first());
+            self.join(runs.iter().copied());
+        }
+    }
+
+    /// Makes these runs, which are in order and not more than there is room for, the only ones.
+    #[inline(always)]
+    fn join(&mut self, mut runs: impl Iterator<Item = Run>) {
+        self.runs.clear();
+        let Some(mut last) = runs.next() else { return };
+        for run in runs {
+            if last.touches(run) {
+                last = last.hull(run);
+            } else {
+                self.runs.extend([last]);
+                last = run;
+            }
+        }
+        self.runs.extend([last]);
+    }
+
+    /// Sets what a run has to be like to be noted.
+    #[inline]
+    fn compare(&mut self) {
+        let plain = self.orders.is_empty() && !self.everything;
+        let alike = Manner::new(self.order, self.depth, self.change);
+        self.alike = if plain { alike } else { Manner::NONE };
     }
 
     /// Adds every frame of the domain, with [`Change::Modified`].
@@ -184,6 +311,7 @@ impl Cover {
         self.runs.clear();
         self.order = 0;
         self.orders.clear();
+        (self.alike, self.settled) = (Manner::NONE, true);
     }
 
     /// Forgets what was recorded, once hardware has forgotten it.
@@ -194,11 +322,14 @@ impl Cover {
         self.everything = false;
         self.depth = Depth::Leaves;
         self.change = Change::Added;
+        self.settled = true;
+        self.compare();
     }
 
     /// Adds all that `other` covers.
     pub fn merge(&mut self, other: &Self) {
-        let Self { runs: _, order: _, orders: _, everything, depth, change } = other;
+        let Self { runs: _, order: _, orders: _, everything, depth, change, alike: _, settled: _ } =
+            other;
         if *everything {
             self.everything(*depth);
         }
@@ -326,7 +457,6 @@ impl Cover {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Gfn;
 
     extern crate std;
     use std::{collections::BTreeSet, vec::Vec};
@@ -407,6 +537,44 @@ mod tests {
                     assert_eq!(cover.pages(), frames.len() as u64, "exact while it fits");
                 }
             }
+        }
+    }
+
+    /// Runs that touch, overlap and lie apart, of pages mostly, so many that room ends.
+    #[test]
+    fn what_is_noted_ends_like_what_is_recorded_wherever_it_is_settled() {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        for _ in 0..2000 {
+            let (mut noted, mut recorded) = (Cover::NOTHING, Cover::NOTHING);
+            let (spread, pages) = ([20, 100, 4000][next() as usize % 3], next() % 2 == 0);
+            for _ in 0..next() % 80 {
+                let first = next() % spread;
+                let wide = !pages && next() % 4 == 0;
+                let run = run(first, first + if wide { next() % 4 } else { 0 });
+                let order = if next() % 200 == 0 { 9 } else { 0 };
+                let depth = if next() % 100 == 0 { Depth::Tables } else { Depth::Leaves };
+                let change = if next() % 50 == 0 { Change::Added } else { Change::Modified };
+                noted.note(run, Manner::new(order, depth, change));
+                recorded.record(run, order, depth, change);
+                match next() % 40 {
+                    0 => noted.settle(),
+                    1 => noted = noted.clone(),
+                    2 if next() % 40 == 0 => {
+                        noted.everything(Depth::Leaves);
+                        recorded.everything(Depth::Leaves);
+                    }
+                    _ => {}
+                }
+                assert!(!noted.is_nothing());
+            }
+            noted.settle();
+            assert_eq!(noted, recorded);
         }
     }
 

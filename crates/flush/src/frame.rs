@@ -169,6 +169,12 @@ impl Run {
             && other.first.0 <= self.last.0.saturating_add(1)
     }
 
+    /// Whether it is `other`, in one look at both ends.
+    #[inline]
+    pub(crate) const fn is(self, other: Self) -> bool {
+        (self.first.0 ^ other.first.0) | (self.last.0 ^ other.last.0) == 0
+    }
+
     /// Whether `next` begins where this one ends.
     #[inline]
     pub(crate) const fn is_right_before(self, next: Self) -> bool {

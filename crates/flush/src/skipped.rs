@@ -19,11 +19,7 @@ use core::marker::PhantomData;
 
 use arrayvec::ArrayVec;
 
-use crate::{
-    Change, Depth, DomainId, Run, TablePage,
-    block::Block,
-    both::{Both, Entry},
-};
+use crate::{Change, Depth, DomainId, Run, TablePage, block::Block, both::Both, cover::Manner};
 
 /// How many unlinked table pages one batch can carry.
 pub const TABLES: usize = 32;
@@ -86,7 +82,7 @@ impl Record {
 
     #[inline]
     fn add<K: Records>(&mut self, run: Run, order: u8, depth: Depth, change: Change) {
-        self.covers.add::<K>(Entry { run, order, depth, change });
+        self.covers.add::<K>(run, Manner::new(order, depth, change));
     }
 }
 

@@ -58,7 +58,7 @@ impl Pins {
 
     /// One less; a counter of 0 stays 0.
     pub(crate) const fn remove(self, pin: Use) -> Self {
-        if self.count(pin) == 0 { self } else { Self(self.0.saturating_sub(1 << pin.shift())) }
+        if self.count(pin) == 0 { self } else { Self(self.0 - (1 << pin.shift())) }
     }
 
     pub(crate) const fn count(self, pin: Use) -> u8 {

@@ -15,6 +15,8 @@ use crate::{
     maptrack::{Maptrack, MaptrackStorage, VcpuId},
     pin::{PageReference, Pin},
     table::{GrantStorage, GrantTable},
+    together::Removals,
+    words::GuestWords,
 };
 
 /// Elements that share one flush.
@@ -247,6 +249,27 @@ pub trait Domain: Sized {
     /// As [`copy_from_guest`](Self::copy_from_guest); part of it may have been written.
     fn copy_to_guest(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault>;
 
+    /// Lends `count` words of guest memory from `at` on, which eight divides, to `action`; or
+    /// nothing, and then every access is a copy. No lock is held, and `action` takes locks.
+    ///
+    /// As long as `action` runs, the pages stay in memory, and the guest may read and write
+    /// them: writing a status cannot fail. Hold a reference on each of them, not a lock.
+    /// Lend only the caller's own writable RAM; words that are written may have to be noted
+    /// as dirty afterwards. At most [`BATCH`] elements of a call are lent at a time, which
+    /// lie in two pages at most.
+    ///
+    /// With the words the elements of a chunk are unmapped together, and locks are taken once
+    /// for many of them: see [`clear_all`](Self::clear_all).
+    #[inline]
+    fn with_guest_words<R>(
+        &self,
+        _at: GuestAddress,
+        _count: usize,
+        action: impl FnOnce(Option<GuestWords<'_>>) -> R,
+    ) -> R {
+        action(None)
+    }
+
     /// Runs `action` with the lock of that domain's grant table; `None` if there is no
     /// such domain, and then `action` did not run.
     ///
@@ -338,6 +361,23 @@ pub trait Domain: Sized {
         expected: Expected,
         skipped: &mut Skipped<'id>,
     ) -> Result<Cleared<'id>, ClearError>;
+
+    /// Removes several mappings of one granter, each as [`clear`](Self::clear) does, in their
+    /// order, and tells `removed` of each in that order. The granter's table is locked.
+    ///
+    /// This is the place to take the lock of the caller's p2m once for all of them. `removed`
+    /// takes no lock and calls nothing of the embedder.
+    #[inline]
+    fn clear_all<'id>(
+        &self,
+        removals: &Removals,
+        skipped: &mut Skipped<'id>,
+        mut removed: impl FnMut(Result<Cleared<'id>, ClearError>),
+    ) {
+        for (gfn, expected) in removals.iter() {
+            removed(self.clear(gfn, expected, skipped));
+        }
+    }
 
     /// Puts everything that the dying caller's CPUs and devices may have cached on record,
     /// for [`release_all`](crate::release_all). No lock is held.

@@ -16,7 +16,9 @@ use crate::{
     release::{PinBatch, settle},
     setup,
     swap::swap,
-    unmap::{Handles, Unmap, unmap},
+    together::unmap_together,
+    unmap::{Handles, Unmaps, unmap},
+    words::GuestWords,
 };
 
 /// Elements that share one flush, as a count.
@@ -176,34 +178,6 @@ fn map_element<D: Domain>(domain: &D, batch: &mut PinBatch, at: GuestAddress) ->
     Ok(())
 }
 
-/// An element of either operation that unmaps.
-trait Unmaps: FromBytes + IntoBytes + Copy {
-    /// Where its status is.
-    const STATUS: u64;
-
-    fn request(&self) -> Unmap;
-}
-
-impl Unmaps for UnmapGrantRef {
-    const STATUS: u64 = core::mem::offset_of!(Self, status) as u64;
-
-    #[inline]
-    fn request(&self) -> Unmap {
-        let Self { host_addr, dev_bus_addr: _, handle, status: _, padding: _ } = *self;
-        Unmap { host_addr, handle, new_addr: 0 }
-    }
-}
-
-impl Unmaps for UnmapAndReplace {
-    const STATUS: u64 = core::mem::offset_of!(Self, status) as u64;
-
-    #[inline]
-    fn request(&self) -> Unmap {
-        let Self { host_addr, new_addr, handle, status: _, padding: _ } = *self;
-        Unmap { host_addr, handle, new_addr }
-    }
-}
-
 /// Elements that are read in one copy, and whose handles are looked up and freed together.
 const GROUP: usize = 8;
 
@@ -213,7 +187,49 @@ fn unmap_chunk<T: Unmaps, D: Domain>(
     first: Option<GuestAddress>,
     count: u32,
 ) -> Result<(), Errno> {
-    let (mut next, mut left) = (first, count);
+    let at = first.ok_or(Errno::Fault)?;
+    let words = (count as usize).saturating_mul(size_of::<T>() / 8);
+    if !at.0.is_multiple_of(8) {
+        return unmap_copied::<T, D>(domain, batch, at, count);
+    }
+    domain.with_guest_words(at, words, |lent| match lent {
+        Some(lent) if lent.has(words) => {
+            unmap_lent::<T, D>(domain, batch, &lent, count as usize);
+            Ok(())
+        }
+        Some(_) | None => unmap_copied::<T, D>(domain, batch, at, count),
+    })
+}
+
+/// Unmaps elements whose words are lent: nothing can end the call half-way.
+#[inline]
+fn unmap_lent<T: Unmaps, D: Domain>(
+    domain: &D,
+    batch: &mut PinBatch,
+    words: &GuestWords<'_>,
+    count: usize,
+) {
+    let mut copy = [T::new_zeroed(); BATCH];
+    let (elements, _) = copy.split_at_mut(count.min(BATCH));
+    if let Ok(copy) = <[u64]>::mut_from_bytes(elements.as_mut_bytes()) {
+        words.read(copy);
+    }
+    let mut statuses = [Status::GeneralError; BATCH];
+    let (statuses, _) = statuses.split_at_mut(elements.len());
+    unmap_together(domain, batch, elements, statuses);
+    for (index, status) in statuses.iter().enumerate() {
+        words.write_status(index * size_of::<T>() + T::STATUS as usize, *status);
+    }
+}
+
+/// Unmaps elements that are copied, and whose statuses are: each may fail.
+fn unmap_copied<T: Unmaps, D: Domain>(
+    domain: &D,
+    batch: &mut PinBatch,
+    first: GuestAddress,
+    count: u32,
+) -> Result<(), Errno> {
+    let (mut next, mut left) = (Some(first), count);
     while left > 0 {
         let at = next.ok_or(Errno::Fault)?;
         let mut elements = [T::new_zeroed(); GROUP];

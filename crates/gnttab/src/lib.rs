@@ -47,7 +47,9 @@ mod swap;
 mod sync;
 mod table;
 mod teardown;
+mod together;
 mod unmap;
+mod words;
 
 pub use abi::{Errno, Operation, Status};
 pub use active::{ACTIVE_PER_PAGE, ActiveEntry};
@@ -65,6 +67,8 @@ pub use release::{give_out, release};
 pub use swap::SwapError;
 pub use table::{AccessError, GrantStorage, GrantTable, TableFrame, Version};
 pub use teardown::{Teardown, release_all};
+pub use together::Removals;
+pub use words::GuestWords;
 
 #[cfg(test)]
 mod tests;

@@ -60,6 +60,29 @@ impl MaptrackEntry {
     pub(crate) const fn typed(&self) -> bool {
         self.flags & TYPED != 0
     }
+
+    /// Whether an unmap is at work on it, or is done with it.
+    #[inline]
+    pub(crate) const fn is_taken(&self) -> bool {
+        self.flags & TAKEN != 0
+    }
+
+    /// Takes the handle whose entry this is for an unmap, as [`Maptrack::take`] does.
+    ///
+    /// Its entry was [found](Maptrack::find) under the lock of the granter's table, and was
+    /// not taken.
+    #[inline]
+    pub(crate) const fn take(&mut self, handle: u32) -> Taken {
+        self.flags |= TAKEN;
+        Taken { handle, owner: self.owner }
+    }
+}
+
+/// A handle that is taken for an unmap, and whose free list it will come back to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) handle: u32,
+    owner: VcpuId,
 }
 
 const _: () = assert!(size_of::<[MaptrackEntry; MAPTRACK_PER_PAGE]>() == 4096);
@@ -103,7 +126,7 @@ pub(crate) struct Reservation(u32);
 #[derive(Debug)]
 pub struct Maptrack<S> {
     storage: S,
-    pages: usize,
+    handles: usize,
     maximum_pages: usize,
 }
 
@@ -114,14 +137,14 @@ impl<S: MaptrackStorage> Maptrack<S> {
     pub fn new(storage: S, maximum_pages: usize) -> Self {
         /// Keeps the last handle below the list's end mark.
         const NAMEABLE: usize = (END as usize) / MAPTRACK_PER_PAGE;
-        Self { storage, pages: 0, maximum_pages: maximum_pages.min(NAMEABLE) }
+        Self { storage, handles: 0, maximum_pages: maximum_pages.min(NAMEABLE) }
     }
 
     /// How many handles exist, free or not.
     #[must_use]
     #[inline]
     pub fn handles(&self) -> usize {
-        self.pages.saturating_mul(MAPTRACK_PER_PAGE)
+        self.handles
     }
 
     /// The embedder's storage.
@@ -176,13 +199,22 @@ impl<S: MaptrackStorage> Maptrack<S> {
         handle: u32,
         clamp: impl Fn(usize, usize) -> usize,
     ) -> Option<MaptrackEntry> {
+        let entry = self.find(handle, clamp)?;
+        Some(MaptrackEntry { flags: entry.flags & !TAKEN, ..*entry })
+    }
+
+    /// As [`live`](Self::live), to take the handle.
+    #[inline]
+    pub(crate) fn find(
+        &mut self,
+        handle: u32,
+        clamp: impl Fn(usize, usize) -> usize,
+    ) -> Option<&mut MaptrackEntry> {
         let handles = self.handles();
         let index = usize::try_from(handle).ok().filter(|index| *index < handles)?;
         let index = clamp(index, handles);
         let page = self.storage.page(index / MAPTRACK_PER_PAGE)?;
-        let entry = MaptrackEntry { ..page[index % MAPTRACK_PER_PAGE] };
-        let flags = entry.flags & !TAKEN;
-        (flags & LIVE != 0).then_some(MaptrackEntry { flags, ..entry })
+        Some(&mut page[index % MAPTRACK_PER_PAGE]).filter(|entry| entry.flags & LIVE != 0)
     }
 
     /// Takes a handle for an unmap, if it still stands for what was seen.
@@ -218,7 +250,30 @@ impl<S: MaptrackStorage> Maptrack<S> {
         };
         entry.flags = 0;
         let owner = entry.owner;
-        self.append(handle, owner);
+        self.append((handle, handle), owner);
+    }
+
+    /// Frees handles that were taken, in this order, as [`free`](Self::free) does.
+    #[inline]
+    pub(crate) fn free_all<T>(&mut self, of: &[T], taken: impl Fn(&T) -> Taken) {
+        let mut rest = of;
+        while let Some((head, _)) = rest.split_first() {
+            // Those that follow each other mostly come to the same list: they are linked from
+            // the last one on, and appended at once.
+            let owner = taken(head).owner;
+            let others = rest.iter().position(|one| taken(one).owner != owner);
+            let (alike, after) = rest.split_at(others.unwrap_or(rest.len()));
+            let mut first = END;
+            for Taken { handle, owner: _ } in alike.iter().rev().map(&taken) {
+                if let Some(entry) = self.entry(handle) {
+                    (entry.flags, entry.next) = (0, first);
+                    first = handle;
+                }
+            }
+            let last = alike.last().map_or(END, |last| taken(last).handle);
+            self.append((first, last), owner);
+            rest = after;
+        }
     }
 
     #[inline]
@@ -248,31 +303,32 @@ impl<S: MaptrackStorage> Maptrack<S> {
     fn push(&mut self, handle: u32) {
         if let Some(entry) = self.entry(handle) {
             let owner = entry.owner;
-            self.append(handle, owner);
+            self.append((handle, handle), owner);
         }
     }
 
-    /// Puts a handle, which is on no list, at the end of the list of `owner`.
+    /// Puts handles, linked from the first to the last and on no list, at the end of the list
+    /// of `owner`.
     #[inline]
-    fn append(&mut self, handle: u32, owner: VcpuId) {
+    fn append(&mut self, (first, last): (u32, u32), owner: VcpuId) {
         let Some(list) = self.storage.free_list(owner) else { return };
-        let last = core::mem::replace(&mut list.tail, handle);
-        if last == END {
-            list.head = handle;
-        } else if let Some(before) = self.entry(last) {
-            before.next = handle;
+        let tail = core::mem::replace(&mut list.tail, last);
+        if tail == END {
+            list.head = first;
+        } else if let Some(before) = self.entry(tail) {
+            before.next = first;
         }
     }
 
     /// Adds a page of handles and gives them to `vcpu`.
     fn grow(&mut self, vcpu: VcpuId) -> Result<(), NoMemory> {
-        if self.pages >= self.maximum_pages || self.storage.free_list(vcpu).is_none() {
+        let (first, page) = (self.handles, self.handles / MAPTRACK_PER_PAGE);
+        if page >= self.maximum_pages || self.storage.free_list(vcpu).is_none() {
             return Err(NoMemory);
         }
-        self.storage.add_page(self.pages)?;
-        let first = self.handles();
-        self.pages = self.pages.saturating_add(1);
-        for handle in (first..self.handles()).filter_map(|handle| u32::try_from(handle).ok()) {
+        self.storage.add_page(page)?;
+        self.handles = first.saturating_add(MAPTRACK_PER_PAGE);
+        for handle in (first..self.handles).filter_map(|handle| u32::try_from(handle).ok()) {
             if let Some(entry) = self.entry(handle) {
                 *entry = MaptrackEntry { owner: vcpu, ..MaptrackEntry::FREE };
             }

@@ -6,9 +6,10 @@
 
 use arrayvec::ArrayVec;
 use flush::{Cleared, Gfn, HoldError, Skipped};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{
-    abi::Status,
+    abi::{Status, UnmapAndReplace, UnmapGrantRef},
     domain::{Action, Crash, Domain, Expected},
     maptrack::MaptrackEntry,
     pin::{PageReference, Pin},
@@ -24,6 +25,34 @@ pub(crate) struct Unmap {
     pub(crate) handle: u32,
     /// What to put in its place; only 0 is possible here.
     pub(crate) new_addr: u64,
+}
+
+/// An element of either operation that unmaps.
+pub(crate) trait Unmaps: FromBytes + IntoBytes + Copy {
+    /// Where its status is.
+    const STATUS: u64;
+
+    fn request(&self) -> Unmap;
+}
+
+impl Unmaps for UnmapGrantRef {
+    const STATUS: u64 = core::mem::offset_of!(Self, status) as u64;
+
+    #[inline]
+    fn request(&self) -> Unmap {
+        let Self { host_addr, dev_bus_addr: _, handle, status: _, padding: _ } = *self;
+        Unmap { host_addr, handle, new_addr: 0 }
+    }
+}
+
+impl Unmaps for UnmapAndReplace {
+    const STATUS: u64 = core::mem::offset_of!(Self, status) as u64;
+
+    #[inline]
+    fn request(&self) -> Unmap {
+        let Self { host_addr, new_addr, handle, status: _, padding: _ } = *self;
+        Unmap { host_addr, handle, new_addr }
+    }
 }
 
 /// Bits of an address below its frame number.

@@ -5,8 +5,8 @@
 
 use flush::{Dfn, Gfn, Gone, Iotlb, Mfn, Run, Skipped};
 use stage2::{
-    Access, Budget, Emptied, Format, Found, Leaf, MapStopped, PageError, Path, Recorder, Rest,
-    Sink, Stopped, TableMemory, Tables, Tally, Unheld, format::vtd::Vtd,
+    Access, Budget, Emptied, Format, Found, Leaf, MapStopped, Near, PageError, Path, Recorder,
+    Rest, Sink, Stopped, TableMemory, Tables, Tally, Unheld, format::vtd::Vtd,
 };
 
 use crate::{DmaDomain, Guarded, Members};
@@ -18,6 +18,30 @@ pub struct Expected {
     pub mfn: Mfn,
     /// The rights, exactly.
     pub access: Access,
+}
+
+/// Pages of a domain's tables that are cleared one after the other.
+///
+/// The embedder's lock around these tables is held as long as it exists.
+#[derive(Debug)]
+pub struct Clearing<'p, M>(Near<'p, 'p, Vtd, M>);
+
+impl<M: TableMemory> Clearing<'_, M> {
+    /// As [`DmaDomain::clear`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[inline]
+    pub fn clear<'id>(
+        &mut self,
+        dfn: Dfn,
+        Expected { mfn, access }: Expected,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Gone<'id, Iotlb>, PageError> {
+        let same = |leaf: &Leaf| leaf.mfn == mfn && leaf.access == access;
+        self.0.clear(Gfn::from(dfn), skipped, Leaf::new(mfn, access), same)
+    }
 }
 
 impl<G: Guarded<Members>> DmaDomain<G> {
@@ -93,10 +117,17 @@ impl<G: Guarded<Members>> DmaDomain<G> {
         expected: Expected,
         skipped: &mut Skipped<'id>,
     ) -> Result<Gone<'id, Iotlb>, PageError> {
-        let tables = self.tables(memory);
-        let likely = Leaf::new(expected.mfn, expected.access);
-        let same = |leaf: &Leaf| leaf.mfn == expected.mfn && leaf.access == expected.access;
-        stage2::clear_page_near(tables, path, Gfn::from(dfn), skipped, likely, same)
+        self.clearing(memory, path).clear(dfn, expected, skipped)
+    }
+
+    /// To clear several pages under one lock, each as [`clear_near`](Self::clear_near) does.
+    #[inline]
+    pub fn clearing<'p, M: TableMemory>(
+        &'p self,
+        memory: &'p M,
+        path: &'p mut Path,
+    ) -> Clearing<'p, M> {
+        Clearing(Near::new(self.tables(memory), path))
     }
 
     /// Clears every page of `rest`, frees emptied tables through the record, and hands the

@@ -49,7 +49,7 @@ pub use counters::Counters;
 pub use domain::{
     AttachError, DetachError, Device, DmaDomain, MAX_DEVICES, MAX_UNITS, Members, MoveError,
 };
-pub use edit::Expected;
+pub use edit::{Clearing, Expected};
 pub use fault::{Fault, FaultSummary, Reason, Request};
 pub use platform::{Guarded, Mmio, Platform};
 pub use queue::QueueMemory;

@@ -40,6 +40,6 @@ pub use error::{ClearError, NewError, SetError};
 pub use kind::PageKind;
 pub use marked::MarkedP2m;
 pub use record::Walkers;
-pub use table::{Displaced, Expected, Mapping, P2m};
+pub use table::{Clearing, Displaced, Expected, Mapping, P2m};
 pub use teardown::Teardown;
 pub use tlb::{AtNextEntry, Cpus, Kicked, LeaveFirst, TlbError, TlbFlush};

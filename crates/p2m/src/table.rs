@@ -11,8 +11,8 @@ use core::marker::PhantomData;
 
 use flush::{Gfn, Gone, Mfn, Run, Skipped, Tlb};
 use stage2::{
-    Access, Budget, Emptied, Entry, Format, Found, Leaf, Level, Over, PageError, Path, Rest, Sink,
-    Stopped, TableMemory, Tables, Tally, Unencodable, Unheld,
+    Access, Budget, Emptied, Entry, Format, Found, Leaf, Level, Near, Over, PageError, Path, Rest,
+    Sink, Stopped, TableMemory, Tables, Tally, Unencodable, Unheld,
 };
 
 use crate::{
@@ -190,10 +190,15 @@ impl<F: Format, M: TableMemory, K: Walkers> P2m<F, M, K> {
         expected: Expected,
         skipped: &mut Skipped<'id>,
     ) -> Result<Gone<'id, K>, ClearError> {
-        match self.clear_single(gfn, expected, skipped) {
-            Ok(gone) => Ok(gone),
-            Err(error) => self.clear_otherwise(gfn, expected, error, skipped),
-        }
+        self.clearing().clear(gfn, expected, skipped)
+    }
+
+    /// To clear several frames, each as [`clear`](Self::clear) does.
+    #[inline]
+    pub fn clearing(&mut self) -> Clearing<'_, F, M, K> {
+        let Self { format, memory, root, path, walkers: _ } = self;
+        let tables = Tables { format: &*format, memory: &*memory, root: *root };
+        Clearing { tables, near: Near::new(tables, path), walkers: PhantomData }
     }
 
     /// Takes rights from every mapping of the range, or gives them back: each gets
@@ -247,39 +252,6 @@ impl<F: Format, M: TableMemory, K: Walkers> P2m<F, M, K> {
         Teardown::new(self)
     }
 
-    #[inline(always)]
-    fn clear_single<'id>(
-        &mut self,
-        gfn: Gfn,
-        expected: Expected,
-        skipped: &mut Skipped<'id>,
-    ) -> Result<Gone<'id, K>, PageError> {
-        let Expected { mfn, kind } = expected;
-        let Self { format, memory, root, path, walkers: _ } = self;
-        let tables = Tables { format: &*format, memory: &*memory, root: *root };
-        let expected = |leaf: &Leaf| leaf.mfn == mfn && leaf.tag == kind.tag();
-        stage2::clear_page_near(tables, path, gfn, skipped, kind.leaf(mfn), expected)
-    }
-
-    /// The single leaf was not there: a large one may have to be split.
-    #[cold]
-    fn clear_otherwise<'id>(
-        &mut self,
-        gfn: Gfn,
-        expected: Expected,
-        error: PageError,
-        skipped: &mut Skipped<'id>,
-    ) -> Result<Gone<'id, K>, ClearError> {
-        let PageError::Large(_) = error else { return Err(ClearError::single(error, gfn)) };
-        let was = self.get(gfn).ok_or(ClearError::Absent)?;
-        if was.mfn != expected.mfn || was.kind != Some(expected.kind) {
-            return Err(ClearError::Unexpected(was));
-        }
-        let mut edit = Edit::<K, _>::new(skipped, Unheld);
-        stage2::split(self.tables(), gfn, Level::PAGE, &mut edit)?;
-        self.clear_single(gfn, expected, skipped).map_err(|error| ClearError::single(error, gfn))
-    }
-
     /// The level whose leaves have 2^`order` frames and may be of this kind.
     fn level(&self, order: u8, kind: PageKind) -> Result<Level, SetError> {
         let geometry = self.format.geometry();
@@ -291,6 +263,67 @@ impl<F: Format, M: TableMemory, K: Walkers> P2m<F, M, K> {
                 .ok_or(SetError::Order(order))?;
         }
         if geometry.order(level) == order { Ok(level) } else { Err(SetError::Order(order)) }
+    }
+}
+
+/// Frames of one map that are cleared one after the other, all under its lock.
+#[derive(Debug)]
+pub struct Clearing<'p, F, M, K = Tlb> {
+    tables: Tables<'p, F, M>,
+    near: Near<'p, 'p, F, M>,
+    walkers: PhantomData<fn() -> K>,
+}
+
+impl<F: Format, M: TableMemory, K: Walkers> Clearing<'_, F, M, K> {
+    /// As [`P2m::clear`].
+    ///
+    /// # Errors
+    ///
+    /// See [`ClearError`].
+    #[inline]
+    pub fn clear<'id>(
+        &mut self,
+        gfn: Gfn,
+        expected: Expected,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Gone<'id, K>, ClearError> {
+        match self.clear_single(gfn, expected, skipped) {
+            Ok(gone) => Ok(gone),
+            Err(error) => self.clear_otherwise(gfn, expected, error, skipped),
+        }
+    }
+
+    #[inline(always)]
+    fn clear_single<'id>(
+        &mut self,
+        gfn: Gfn,
+        Expected { mfn, kind }: Expected,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Gone<'id, K>, PageError> {
+        let expected = |leaf: &Leaf| leaf.mfn == mfn && leaf.tag == kind.tag();
+        self.near.clear(gfn, skipped, kind.leaf(mfn), expected)
+    }
+
+    /// The single leaf was not there: a large one may have to be split.
+    #[cold]
+    #[inline(never)]
+    fn clear_otherwise<'id>(
+        &mut self,
+        gfn: Gfn,
+        expected: Expected,
+        error: PageError,
+        skipped: &mut Skipped<'id>,
+    ) -> Result<Gone<'id, K>, ClearError> {
+        let PageError::Large(_) = error else { return Err(ClearError::single(error, gfn)) };
+        let was = stage2::lookup(self.tables, gfn).and_then(|found| mapping(found, gfn));
+        let was = was.ok_or(ClearError::Absent)?;
+        if was.mfn != expected.mfn || was.kind != Some(expected.kind) {
+            return Err(ClearError::Unexpected(was));
+        }
+        // A split adds a table and takes none away: what is known of the way stays right.
+        let mut edit = Edit::<K, _>::new(skipped, Unheld);
+        stage2::split(self.tables, gfn, Level::PAGE, &mut edit)?;
+        self.clear_single(gfn, expected, skipped).map_err(|error| ClearError::single(error, gfn))
     }
 }
 

@@ -60,7 +60,7 @@ pub use format::{Format, Geometry, Unencodable};
 pub use map::{MapError, MapStopped, Over, map, map_run};
 pub use marked::clear_marked_page;
 pub use memory::TableMemory;
-pub use page::{PageError, clear_page, clear_page_near, lookup};
+pub use page::{Near, PageError, clear_page, clear_page_near, lookup};
 pub use path::Path;
 pub use record::{Record, Recorder, Sink, Unheld};
 pub use split::{PendingSplit, SplitError, abandon_split, finish_split, split};

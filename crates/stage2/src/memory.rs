@@ -53,6 +53,24 @@ pub trait TableMemory {
     fn compare_exchange(&self, table: Mfn, index: usize, current: u64, new: u64)
     -> Result<(), u64>;
 
+    /// Empties the entry if it is `word`, whatever of `marks` is set in it; visible to the
+    /// hardware walker on return, as with [`swap`](Self::swap). If it was, the entry is
+    /// [in use](Self::live) no more.
+    ///
+    /// Nobody but hardware changes the entry meanwhile, and hardware sets marks alone; the
+    /// caller wants none of them, and puts the entry on record whether it was marked or not.
+    /// So memory may look first and then store zero, in two steps, where an exchange would
+    /// cost more.
+    #[inline]
+    fn empty_if(&self, table: Mfn, index: usize, word: u64, marks: u64) -> bool {
+        let raw = self.read(table, index);
+        let emptied = raw & !marks == word && self.compare_exchange(table, index, raw, 0).is_ok();
+        if emptied {
+            self.drop_live(table);
+        }
+        emptied
+    }
+
     /// A page for a table, or `None` if there is none to be had now.
     ///
     /// Its words are zero, the hardware walker sees them as zero, and its live count

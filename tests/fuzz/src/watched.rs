@@ -6,7 +6,7 @@
 use flush::{DomainId, Gfn, Hardware, Released, Skipped, TablePage};
 use gnttab::{
     Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
+    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
     PageError, PageReference, Pin, Rights, VcpuId,
 };
 
@@ -57,6 +57,15 @@ impl<D: Domain, W: Watcher> Domain for Watched<'_, D, W> {
 
     fn copy_to_guest(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
         self.around(|domain| domain.copy_to_guest(address, bytes))
+    }
+
+    fn with_guest_words<R>(
+        &self,
+        at: GuestAddress,
+        count: usize,
+        action: impl FnOnce(Option<GuestWords<'_>>) -> R,
+    ) -> R {
+        self.domain.with_guest_words(at, count, action)
     }
 
     fn with_granter<R>(

@@ -5,6 +5,7 @@
 use std::{
     cell::{Cell, RefCell},
     fmt, mem,
+    sync::{Arc, atomic::AtomicU64},
 };
 
 use flush::{
@@ -12,7 +13,7 @@ use flush::{
 };
 use gnttab::{
     Action, BATCH, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
+    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
     PageError, PageReference, Pin, RETRIES, Removed, Rights, VcpuId, Verdict,
 };
 use p2m::PageKind;
@@ -30,6 +31,8 @@ use crate::{
 pub struct Faults {
     /// Copies from and to the guest so far.
     pub copies: Cell<(u64, u64)>,
+    /// Words of guest memory are lent where they can be, and not copied.
+    pub lends: Cell<bool>,
     /// No copy from the guest can read the byte at this address.
     pub unreadable: Cell<Option<u64>>,
     /// The n-th copy to the guest (from 0) fails.
@@ -166,6 +169,38 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
             return Err(GuestFault);
         }
         self.hypervisor.copy_to(self.guest, address, bytes)
+    }
+
+    fn with_guest_words<A>(
+        &self,
+        at: GuestAddress,
+        count: usize,
+        action: impl FnOnce(Option<GuestWords<'_>>) -> A,
+    ) -> A {
+        if !self.faults.lends.get() {
+            return action(None);
+        }
+        let (gfn, index) = (at.0 >> 12, (at.0 & 0xfff) as usize / 8);
+        let here = count.min(512 - index);
+        let first = self.hypervisor.hold(self.guest, Gfn::new(gfn));
+        let second = (here < count).then(|| self.hypervisor.hold(self.guest, Gfn::new(gfn + 1)));
+        let second = second.flatten();
+        let result = match (&first, &second) {
+            (Some((_, first)), Some((_, second))) if here < count => {
+                action(Some(GuestWords::new(&first[index..], &second[..count - here])))
+            }
+            (Some((_, first)), None) if here == count => {
+                action(Some(GuestWords::new(&first[index..index + count], &[])))
+            }
+            _ => action(None),
+        };
+        for (mfn, _) in [first, second].into_iter().flatten() {
+            self.hypervisor.pages.mark_dirty(mfn);
+            if self.hypervisor.pages.drop_one(mfn, false) {
+                self.hypervisor.memory.ram().release(mfn);
+            }
+        }
+        result
     }
 
     fn with_granter<A>(
@@ -352,6 +387,18 @@ fn untouched<'id>(skipped: &mut Skipped<'id>) -> NotInserted<'id> {
 }
 
 impl<R: Ram> Hypervisor<R> {
+    /// The words of a guest's page, with a reference on it, if it is the guest's own RAM and
+    /// the guest may write it.
+    fn hold(&self, guest: &Guest<R>, gfn: Gfn) -> Option<(Mfn, Arc<[AtomicU64; 512]>)> {
+        let mapping = guest.lookup(gfn)?;
+        let words = self.memory.ram().words(mapping.mfn)?;
+        if mapping.kind != Some(PageKind::RamReadWrite) {
+            return None;
+        }
+        self.pages.take(mapping.mfn, false);
+        Some((mapping.mfn, words))
+    }
+
     /// Runs `page` on each page of guest memory that `length` bytes from `address` on lie
     /// in, with the offset of the first byte there and how many there are. Each page is
     /// translated once.

@@ -11,7 +11,7 @@ mod storage;
 
 use std::sync::atomic::Ordering;
 
-use flush::{Batch, DomainId, Gfn, Gone, Hardware, Iotlb, Mfn, Run, Skipped, Tlb};
+use flush::{Batch, Cleared, DomainId, Gfn, Hardware, Mfn, Run, Skipped, Tlb};
 use gnttab::{Call, GrantTable, GuestAddress, Maptrack, Outcome};
 use iommu_vtd::{DmaDomain, Guarded, Members};
 use p2m::{P2m, PageKind};
@@ -44,8 +44,6 @@ struct Space<'m> {
     cpu: P2m<Ept, &'m Direct, Tlb>,
     /// The way to the last page that was taken out of the tables for devices.
     path: Path,
-    /// The last translation, for the arguments of calls. An edit of its frame drops it.
-    last: Option<(Gfn, Mfn)>,
 }
 
 /// One domain.
@@ -82,7 +80,7 @@ impl Machine {
             let grants = GrantTable::new(id, Grants::new(memory), 1, 64);
             let cpu = P2m::new(Ept::new(EptLevels::Four), memory).expect("memory for a root");
             Guest {
-                space: SpinMutex::new(Space { cpu, path: Path::NEW, last: None }),
+                space: SpinMutex::new(Space { cpu, path: Path::NEW }),
                 dma: DmaDomain::new(id, Vtd::new(VtdLevels::Four), root, members),
                 grants: SpinMutex::new(grants.expect("memory for grants")),
                 handles: SpinMutex::new(Maptrack::new(Handles::default(), 1024)),
@@ -210,23 +208,27 @@ impl Guest<'_> {
         mapped.ok()
     }
 
-    /// Takes a page out of both tables, if both show what is expected.
+    /// Takes pages out of both tables, each if both show what is expected, and tells `taken`
+    /// of each. The domain's tables are locked once for all.
     #[inline]
-    fn clear<'id>(
+    fn clear<'id, T: Copy>(
         &self,
         memory: &Direct,
-        gfn: Gfn,
-        expected: p2m::Expected,
+        pages: impl Iterator<Item = (Gfn, p2m::Expected, T)>,
         skipped: &mut Skipped<'id>,
-    ) -> Result<(Gone<'id, Tlb>, Gone<'id, Iotlb>), p2m::ClearError> {
-        let mut space = self.space.lock();
-        if space.last.is_some_and(|(last, _)| last == gfn) {
-            space.last = None;
+        mut taken: impl FnMut(T, Result<Cleared<'id>, p2m::ClearError>),
+    ) {
+        let Space { cpu, path } = &mut *self.space.lock();
+        let (mut cpu, mut device) = (cpu.clearing(), self.dma.clearing(&memory, path));
+        for (gfn, expected, page) in pages {
+            let p2m::Expected { mfn, kind } = expected;
+            let shown = iommu_vtd::Expected { mfn, access: kind.device_access() };
+            let cleared = cpu.clear(gfn, expected, skipped).and_then(|cpu| {
+                // This embedding never lets the two differ.
+                let device = device.clear(gfn.into(), shown, skipped);
+                device.map_or(Err(p2m::ClearError::Contended), |device| Ok(cpu.with(&device)))
+            });
+            taken(page, cleared);
         }
-        let cpu = space.cpu.clear(gfn, expected, skipped)?;
-        let p2m::Expected { mfn, kind } = expected;
-        let shown = iommu_vtd::Expected { mfn, access: kind.device_access() };
-        let device = self.dma.clear_near(&memory, &mut space.path, gfn.into(), shown, skipped);
-        Ok((cpu, device.map_err(|_| p2m::ClearError::Contended)?))
     }
 }

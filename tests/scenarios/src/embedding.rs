@@ -11,7 +11,7 @@ use std::{
 use flush::{Cleared, Cover, DomainId, Flush, Gfn, Hardware, Kind, Released, Skipped, TablePage};
 use gnttab::{
     Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
+    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
     PageError, PageReference, Pin, Rights, VcpuId,
 };
 use host::{
@@ -176,6 +176,15 @@ impl<'a, D: Domain> Domain for Scripted<'a, D> {
             return Ok(());
         }
         self.inner.copy_to_guest(address, bytes)
+    }
+
+    fn with_guest_words<R>(
+        &self,
+        at: GuestAddress,
+        count: usize,
+        action: impl FnOnce(Option<GuestWords<'_>>) -> R,
+    ) -> R {
+        self.inner.with_guest_words(at, count, action)
     }
 
     fn with_granter<R>(

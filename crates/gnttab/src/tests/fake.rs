@@ -6,7 +6,7 @@
 
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
-use std::{boxed::Box, collections::BTreeMap, vec, vec::Vec};
+use std::{boxed::Box, collections::BTreeMap, rc::Rc, vec, vec::Vec};
 
 use flush::{
     Batch, Cleared, Cover, DomainId, Flush, Gfn, Hardware, Held, Iotlb, Kind, Mfn, Released, Run,
@@ -208,6 +208,15 @@ pub(super) struct World {
     pub(super) during_policy: RefCell<Option<OtherVcpu>>,
     /// Runs before an insertion changes anything, once.
     pub(super) during_insert: RefCell<Option<OtherVcpu>>,
+    /// Whether words of guest memory are lent; the words of the chunk as it is lent, and how
+    /// many of them are on a second page.
+    pub(super) lends: Cell<bool>,
+    pub(super) lent: RefCell<Rc<[AtomicU64]>>,
+    pub(super) second: Cell<usize>,
+    /// How many mappings were removed together, each time.
+    pub(super) together: RefCell<Vec<usize>>,
+    /// After so many removals the embedder stops, against the rules.
+    pub(super) answers: Cell<usize>,
 }
 
 impl World {
@@ -256,6 +265,11 @@ impl World {
             busy_during_flush: RefCell::default(),
             during_policy: RefCell::new(None),
             during_insert: RefCell::new(None),
+            lends: Cell::new(false),
+            lent: RefCell::new(Rc::new([])),
+            second: Cell::new(0),
+            together: RefCell::default(),
+            answers: Cell::new(usize::MAX),
         };
         for domain in [CALLER, GRANTER, OTHER] {
             let table = GrantTable::new(domain, Grants::default(), 1, 4).unwrap();
@@ -603,6 +617,31 @@ impl Domain for World {
         guest.copy_from_slice(bytes);
         Ok(())
     }
+    fn with_guest_words<R>(
+        &self,
+        at: GuestAddress,
+        count: usize,
+        action: impl FnOnce(Option<GuestWords<'_>>) -> R,
+    ) -> R {
+        self.no_locks();
+        assert!(at.0.is_multiple_of(8) && count <= 3 * BATCH, "{count} words at {at:?}");
+        let from = usize::try_from(at.0).unwrap_or(usize::MAX);
+        let bytes = from..from.saturating_add(count * 8);
+        let words: Option<Rc<[AtomicU64]>> = self.memory.borrow().get(bytes.clone()).map(|bytes| {
+            let (words, _) = bytes.as_chunks::<8>();
+            words.iter().map(|word| AtomicU64::new(u64::from_le_bytes(*word))).collect()
+        });
+        let Some(words) = words.filter(|_| self.lends.get()) else { return action(None) };
+        *self.lent.borrow_mut() = words.clone();
+        let (first, second) = words.split_at(count.saturating_sub(self.second.get()));
+        let result = action(Some(GuestWords::new(first, second)));
+        self.no_locks();
+        let mut memory = self.memory.borrow_mut();
+        for (bytes, word) in memory[bytes].as_chunks_mut::<8>().0.iter_mut().zip(&*words) {
+            *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+        }
+        result
+    }
     fn with_granter<R>(
         &self,
         granter: DomainId,
@@ -738,6 +777,20 @@ impl Domain for World {
         }
         self.p2m.borrow_mut().remove(&gfn.get());
         Ok(self.gone(skipped, gfn))
+    }
+    fn clear_all<'id>(
+        &self,
+        removals: &Removals,
+        skipped: &mut Skipped<'id>,
+        mut removed: impl FnMut(Result<Cleared<'id>, ClearError>),
+    ) {
+        assert!(self.tables.try_borrow_mut().is_err(), "no table is locked");
+        assert!(self.maptrack.try_borrow_mut().is_ok(), "the maptrack is locked");
+        self.together.borrow_mut().push(removals.iter().len());
+        let answers = self.answers.get();
+        for (gfn, expected) in removals.iter().take(answers) {
+            removed(self.clear(gfn, expected, skipped));
+        }
     }
     fn forget<'id>(&self, skipped: &mut Skipped<'id>) -> Cleared<'id> {
         skipped.everything::<Tlb>();

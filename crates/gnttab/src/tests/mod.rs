@@ -6,6 +6,7 @@ mod entries;
 mod fake;
 mod granted_copies;
 mod handles;
+mod lent;
 mod life;
 mod no_iommu;
 mod statuses;

@@ -67,21 +67,24 @@ impl Check for Freed {
         let arena = Arena::new(format);
         let tables = arena.tables(format);
         let step = 1 << format.geometry().order(Level::PAGE);
-        let (mut path, mut log) = (Path::NEW, Log::new());
-        [0, step].iter().for_each(|gfn| put(tables, *gfn));
-        assert_eq!(take(tables, &mut path, 0).0, Ok(()));
+        // One in the same table as the first, and one in the next table.
+        for next in [step, 1 << format.geometry().order(Level::ONE)] {
+            let (mut path, mut log) = (Path::NEW, Log::new());
+            [0, next].iter().for_each(|gfn| put(tables, *gfn));
+            assert_eq!(take(tables, &mut path, 0).0, Ok(()));
 
-        // The table of both goes, and so do those above it. The arena panics if one is
-        // looked at now.
-        let rest = Rest::new(Run::new(Gfn::new(0), Gfn::new(2 * step - 1)).unwrap());
-        let budget = &mut Budget::UNLIMITED.clone();
-        clear(tables, rest, budget, Emptied::Free, &mut log).unwrap();
-        log.flush(&arena, 4, 4);
-        assert_eq!(take(tables, &mut path, step).0, Err(PageError::Absent));
+            // The tables of both go, and so do those above them. The arena panics if one is
+            // looked at now.
+            let rest = Rest::new(Run::new(Gfn::new(0), Gfn::new(next + step - 1)).unwrap());
+            let budget = &mut Budget::UNLIMITED.clone();
+            clear(tables, rest, budget, Emptied::Free, &mut log).unwrap();
+            log.flush(&arena, 8, 8);
+            assert_eq!(take(tables, &mut path, next).0, Err(PageError::Absent));
 
-        // There is another one in its place.
-        put(tables, step);
-        assert_eq!(take(tables, &mut path, step).0, Ok(()));
+            // There is another one in its place.
+            put(tables, next);
+            assert_eq!(take(tables, &mut path, next).0, Ok(()));
+        }
         arena.check(format, 0);
     }
 }
@@ -148,6 +151,27 @@ fn pages_of_one_table_are_read_once_each() {
         arena.reads.set(0);
         assert_eq!(take(tables, &mut path, gfn).0, Ok(()));
         assert_eq!(arena.reads.get(), if place == 0 { 4 } else { 1 }, "{gfn}");
+    }
+}
+
+/// Eight tables one level up are kept, each in the place that its block has.
+#[test]
+fn pages_of_several_tables_are_found_from_the_tables_above() {
+    const GIB: u64 = 1 << 18;
+    let format = Ept::new(EptLevels::Four);
+    let arena = Arena::new(&format);
+    let tables = arena.tables(&format);
+    let pages = |round: u64| (0..9).map(move |block| block * GIB + round * 512);
+    (0..3).flat_map(pages).for_each(|gfn| put(tables, gfn));
+    let mut path = Path::NEW;
+    for round in 0..3 {
+        for (block, gfn) in pages(round).enumerate() {
+            arena.reads.set(0);
+            assert_eq!(take(tables, &mut path, gfn).0, Ok(()));
+            // The ninth has the place of the first.
+            let known = round > 0 && block % 8 != 0;
+            assert_eq!(arena.reads.get(), if known { 2 } else { 4 }, "{gfn:#x}");
+        }
     }
 }
 

@@ -191,7 +191,7 @@ impl<R: Ram> Guest<R> {
             Tables::Shared(both) => Trees::Shared(both.teardown()),
             Tables::Separate { cpu, device } => {
                 let rest = Some(Rest::new(dma.space()));
-                Trees::Separate { cpu: cpu.teardown(), device, rest }
+                Trees::Separate { cpu: Box::new(cpu.teardown()), device, rest }
             }
         };
         TakeDown { id, cpus, dma, trees }
@@ -222,7 +222,7 @@ pub struct TakeDown<R: Ram> {
 enum Trees<R: Ram> {
     Shared(Teardown<Ept, Memory<R>, Shared>),
     Separate {
-        cpu: CpuEnd<R>,
+        cpu: Box<CpuEnd<R>>,
         device: DeviceTables<R>,
         /// What is left of the devices' tree.
         rest: Option<Rest>,

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use flush::{Cleared, DomainId, Gfn, Hardware, Iotlb, Mfn, Released, Skipped, TablePage, Tlb};
 use gnttab::{
     Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
-    PageError, PageReference, Pin, Rights, VcpuId,
+    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted,
+    PageCopy, PageError, PageReference, Pin, Removals, Rights, VcpuId,
 };
 use p2m::PageKind;
 
@@ -34,16 +34,7 @@ impl<'l> Caller<'l, '_> {
     /// The words of the caller's page at `gfn`.
     #[inline]
     fn words(&self, gfn: Gfn) -> Result<&'l [AtomicU64; 512], GuestFault> {
-        let mut space = self.guest.space.lock();
-        let mfn = match space.last {
-            Some((last, mfn)) if last == gfn => mfn,
-            Some(_) | None => {
-                let mfn = space.cpu.get(gfn).ok_or(GuestFault)?.mfn;
-                space.last = Some((gfn, mfn));
-                mfn
-            }
-        };
-        drop(space);
+        let mfn = self.guest.space.lock().cpu.get(gfn).ok_or(GuestFault)?.mfn;
         self.lean.memory.words(mfn).ok_or(GuestFault)
     }
 
@@ -70,6 +61,18 @@ impl<'l> Caller<'l, '_> {
             done += count;
         }
         Ok(())
+    }
+
+    /// The caller's page at `gfn` with a reference on it, if it is RAM that the caller may
+    /// write.
+    #[inline]
+    fn hold(&self, gfn: Gfn) -> Option<(Mfn, &'l [AtomicU64; 512])> {
+        let space = self.guest.space.lock();
+        let mapping = space.cpu.get(gfn)?;
+        let words = self.lean.memory.words(mapping.mfn)?;
+        let is_ram = mapping.kind == Some(PageKind::RamReadWrite);
+        is_ram.then(|| self.lean.memory.count(mapping.mfn, false))?;
+        Some((mapping.mfn, words))
     }
 
     #[inline]
@@ -167,6 +170,35 @@ impl<'m> Domain for Caller<'_, 'm> {
             return Ok(());
         }
         self.write(address, bytes)
+    }
+
+    #[inline]
+    fn with_guest_words<R>(
+        &self,
+        at: GuestAddress,
+        count: usize,
+        action: impl FnOnce(Option<GuestWords<'_>>) -> R,
+    ) -> R {
+        let (gfn, index) = (at.0 >> 12, (at.0 & 0xfff) as usize / 8);
+        let first = self.hold(Gfn::new(gfn));
+        let beyond = (index + count).checked_sub(512).filter(|beyond| *beyond > 0);
+        // No address has a frame number that another one cannot follow.
+        let second = beyond.and_then(|_| self.hold(Gfn::new(gfn + 1)));
+        let words = match (&first, &second, beyond) {
+            (Some((_, first)), _, None) => {
+                first.get(index..index + count).map(|first| GuestWords::new(first, &[]))
+            }
+            (Some((_, first)), Some((_, second)), Some(beyond)) => {
+                let (first, second) = (first.get(index..), second.get(..beyond));
+                first.zip(second).map(|(first, second)| GuestWords::new(first, second))
+            }
+            (None, _, _) | (_, None, Some(_)) => None,
+        };
+        let result = action(words);
+        for (mfn, _) in [first, second].into_iter().flatten() {
+            self.lean.memory.discount(mfn, false);
+        }
+        result
     }
 
     #[inline]
@@ -277,11 +309,27 @@ impl<'m> Domain for Caller<'_, 'm> {
         skipped: &mut Skipped<'id>,
     ) -> Result<Cleared<'id>, ClearError> {
         let Expected { mfn, rights } = expected;
-        let expected = p2m::Expected { mfn, kind: kind(rights) };
-        match self.guest.clear(self.lean.memory, gfn, expected, skipped) {
-            Ok((cpu, device)) => Ok(cpu.with(&device)),
-            Err(error) => Err(refusal(error, mfn)),
-        }
+        let page = (gfn, p2m::Expected { mfn, kind: kind(rights) }, ());
+        let mut result = Err(ClearError::Failed);
+        self.guest.clear(self.lean.memory, [page].into_iter(), skipped, |(), cleared| {
+            result = cleared.map_err(|error| refusal(error, mfn));
+        });
+        result
+    }
+
+    #[inline]
+    fn clear_all<'id>(
+        &self,
+        removals: &Removals,
+        skipped: &mut Skipped<'id>,
+        mut removed: impl FnMut(Result<Cleared<'id>, ClearError>),
+    ) {
+        let pages = removals.iter().map(|(gfn, Expected { mfn, rights })| {
+            (gfn, p2m::Expected { mfn, kind: kind(rights) }, mfn)
+        });
+        self.guest.clear(self.lean.memory, pages, skipped, |mfn, cleared| {
+            removed(cleared.map_err(|error| refusal(error, mfn)));
+        });
     }
 
     fn forget<'id>(&self, skipped: &mut Skipped<'id>) -> Cleared<'id> {

@@ -145,6 +145,18 @@ impl TableMemory for &Direct {
         word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
     }
 
+    #[inline]
+    fn empty_if(&self, table: Mfn, index: usize, expected: u64, marks: u64) -> bool {
+        let Some(word) = self.word(table, index) else { return false };
+        let emptied = word.load(Ordering::Relaxed) & !marks == expected;
+        if emptied {
+            // The lock around the tree's edits is held: no other writer but hardware.
+            word.store(0, Ordering::Release);
+            self.drop_live_by(table, 1);
+        }
+        emptied
+    }
+
     fn allocate(&self) -> Option<FreshTable> {
         self.take().map(FreshTable::new)
     }
@@ -179,9 +191,15 @@ impl TableMemory for &Direct {
 
     #[inline]
     fn drop_live(&self, table: Mfn) -> u16 {
-        let Some(page) = self.page(table) else { return 0 };
-        let left = page.live.load(Ordering::Relaxed).saturating_sub(1);
-        page.live.store(left, Ordering::Relaxed);
-        left
+        self.drop_live_by(table, 1);
+        self.live(table)
+    }
+
+    #[inline]
+    fn drop_live_by(&self, table: Mfn, entries: u16) {
+        if let Some(page) = self.page(table) {
+            let left = page.live.load(Ordering::Relaxed).saturating_sub(entries);
+            page.live.store(left, Ordering::Relaxed);
+        }
     }
 }
