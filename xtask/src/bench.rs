@@ -7,6 +7,7 @@
 mod callgrind;
 mod parts;
 mod peers;
+mod places;
 mod teardown;
 mod testbed;
 
@@ -53,6 +54,10 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with_all =
         ["walks", "policies", "combining", "teardown", "peers", "testbed"])]
     parts: bool,
+    /// Tell in which functions the instructions of an unmap are spent instead
+    #[arg(long = "where", conflicts_with_all =
+        ["walks", "policies", "combining", "teardown", "peers", "testbed", "parts"])]
+    places: bool,
 }
 
 /// The program that is measured: it takes a row's name, prints `@ unmap grants=N` for the grants
@@ -107,6 +112,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if arguments.parts {
         return parts::run(arguments.json);
+    }
+    if arguments.places {
+        return places::run(arguments.json);
     }
     let program = checkout::build_executable(PROGRAM)?;
     let steps = Steps::new("bench", ROWS.len());

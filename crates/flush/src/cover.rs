@@ -54,9 +54,9 @@ pub struct Cover {
     change: Change,
     /// What a run has to be like for [`note`](Self::note) to change nothing but the runs.
     alike: Manner,
-    /// Whether the runs are in order. Those that were noted need not be until
+    /// How many runs, from the first on, are in order. Those that were noted need not be until
     /// [`settle`](Self::settle).
-    settled: bool,
+    sorted: usize,
 }
 
 /// Order, depth and change of a run in one word; all zero stands for none.
@@ -104,14 +104,14 @@ impl Clone for Cover {
 
     /// Copies as many runs as there are, and not all of the room for them.
     fn clone_from(&mut self, other: &Self) {
-        let Self { runs, order, orders, everything, depth, change, alike, settled } = other;
+        let Self { runs, order, orders, everything, depth, change, alike, sorted } = other;
         self.runs.clear();
         self.runs.extend(runs.iter().copied());
         self.orders.clear();
         self.orders.extend(orders.iter().copied());
         (self.order, self.everything) = (*order, *everything);
         (self.depth, self.change) = (*depth, *change);
-        (self.alike, self.settled) = (*alike, *settled);
+        (self.alike, self.sorted) = (*alike, *sorted);
     }
 }
 
@@ -136,7 +136,7 @@ impl Cover {
             depth: Depth::Leaves,
             change: Change::Added,
             alike: Manner::new(0, Depth::Leaves, Change::Added),
-            settled: true,
+            sorted: 0,
         }
     }
 
@@ -227,15 +227,19 @@ impl Cover {
     #[inline]
     pub(crate) fn note(&mut self, run: Run, manner: Manner) {
         if self.alike == manner {
-            match self.runs.last_mut() {
+            let in_order = match self.runs.last_mut() {
                 Some(last) if last.is_right_before(run) => {
                     *last = last.until(run);
                     return;
                 }
-                Some(last) => self.settled &= last.last() < run.first(),
-                None => {}
-            }
+                Some(last) => last.last() < run.first(),
+                None => true,
+            };
+            let count = self.runs.len();
             if self.runs.try_push(run).is_ok() {
+                if in_order && self.sorted == count {
+                    self.sorted = self.runs.len();
+                }
                 return;
             }
         }
@@ -252,15 +256,21 @@ impl Cover {
     /// [recorded](Self::record) when it was noted.
     #[inline]
     pub(crate) fn settle(&mut self) {
-        if !self.settled {
+        if self.sorted != self.runs.len() {
             self.sort();
         }
     }
 
-    /// Runs are noted out of order only while their leaves are alike.
+    /// Runs are noted out of order only while their leaves are alike. One alone is inserted.
     #[inline(never)]
     fn sort(&mut self) {
-        self.settled = true;
+        if self.runs.len() - self.sorted == 1
+            && let Some(last) = self.runs.pop()
+        {
+            self.insert(last);
+            self.sorted = self.runs.len();
+            return;
+        }
         let mut frames = [0; RUNS];
         let (frames, _) = frames.split_at_mut(self.runs.len());
         let mut single = true;
@@ -285,14 +295,16 @@ impl Cover {
         self.runs.clear();
         let Some(mut last) = runs.next() else { return };
         for run in runs {
-            if last.touches(run) {
-                last = last.hull(run);
-            } else {
+            // None begins before the one before it.
+            if last.is_left_of(run) {
                 self.runs.extend([last]);
                 last = run;
+            } else {
+                last = last.hull(run);
             }
         }
         self.runs.extend([last]);
+        self.sorted = self.runs.len();
     }
 
     /// Sets what a run has to be like to be noted.
@@ -301,6 +313,7 @@ impl Cover {
         let plain = self.orders.is_empty() && !self.everything;
         let alike = Manner::new(self.order, self.depth, self.change);
         self.alike = if plain { alike } else { Manner::NONE };
+        self.sorted = self.runs.len();
     }
 
     /// Adds every frame of the domain, with [`Change::Modified`].
@@ -311,7 +324,7 @@ impl Cover {
         self.runs.clear();
         self.order = 0;
         self.orders.clear();
-        (self.alike, self.settled) = (Manner::NONE, true);
+        (self.alike, self.sorted) = (Manner::NONE, 0);
     }
 
     /// Forgets what was recorded, once hardware has forgotten it.
@@ -322,13 +335,12 @@ impl Cover {
         self.everything = false;
         self.depth = Depth::Leaves;
         self.change = Change::Added;
-        self.settled = true;
         self.compare();
     }
 
     /// Adds all that `other` covers.
     pub fn merge(&mut self, other: &Self) {
-        let Self { runs: _, order: _, orders: _, everything, depth, change, alike: _, settled: _ } =
+        let Self { runs: _, order: _, orders: _, everything, depth, change, alike: _, sorted: _ } =
             other;
         if *everything {
             self.everything(*depth);

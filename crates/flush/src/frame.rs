@@ -175,6 +175,12 @@ impl Run {
         (self.first.0 ^ other.first.0) | (self.last.0 ^ other.last.0) == 0
     }
 
+    /// Whether it ends before the frame that `next` begins behind, so that they do not touch.
+    #[inline]
+    pub(crate) const fn is_left_of(self, next: Self) -> bool {
+        self.last.0 < next.first.0.saturating_sub(1)
+    }
+
     /// Whether `next` begins where this one ends.
     #[inline]
     pub(crate) const fn is_right_before(self, next: Self) -> bool {

@@ -168,7 +168,8 @@ impl Removal {
 
 /// Takes the handles of elements that go together. Returns how many elements were looked at;
 /// each has the status that it has once what was taken is cleared.
-#[inline]
+// By itself its loop has the registers that it needs.
+#[inline(never)]
 fn take<'e, D: Domain>(
     domain: &D,
     (granter, table): (DomainId, &mut GrantTable<D::Grants>),

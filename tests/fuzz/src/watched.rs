@@ -6,8 +6,8 @@
 use flush::{DomainId, Gfn, Hardware, Released, Skipped, TablePage};
 use gnttab::{
     Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
-    PageError, PageReference, Pin, Rights, VcpuId,
+    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted,
+    PageCopy, PageError, PageReference, Pin, Rights, VcpuId,
 };
 
 /// Who watches.

@@ -13,8 +13,8 @@ use flush::{
 };
 use gnttab::{
     Action, BATCH, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
-    PageError, PageReference, Pin, RETRIES, Removed, Rights, VcpuId, Verdict,
+    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted,
+    PageCopy, PageError, PageReference, Pin, RETRIES, Removed, Rights, VcpuId, Verdict,
 };
 use p2m::PageKind;
 use stage2::Access;

@@ -44,6 +44,9 @@ struct Space<'m> {
     cpu: P2m<Ept, &'m Direct, Tlb>,
     /// The way to the last page that was taken out of the tables for devices.
     path: Path,
+    /// The last page of the domain's own memory that arguments were in. Whoever takes memory
+    /// away has to drop it: here nobody does, and a grant is never taken for memory.
+    last: Option<(Gfn, Mfn)>,
 }
 
 /// One domain.
@@ -80,7 +83,7 @@ impl Machine {
             let grants = GrantTable::new(id, Grants::new(memory), 1, 64);
             let cpu = P2m::new(Ept::new(EptLevels::Four), memory).expect("memory for a root");
             Guest {
-                space: SpinMutex::new(Space { cpu, path: Path::NEW }),
+                space: SpinMutex::new(Space { cpu, path: Path::NEW, last: None }),
                 dma: DmaDomain::new(id, Vtd::new(VtdLevels::Four), root, members),
                 grants: SpinMutex::new(grants.expect("memory for grants")),
                 handles: SpinMutex::new(Maptrack::new(Handles::default(), 1024)),
@@ -210,7 +213,7 @@ impl Guest<'_> {
 
     /// Takes pages out of both tables, each if both show what is expected, and tells `taken`
     /// of each. The domain's tables are locked once for all.
-    #[inline]
+    #[inline(never)]
     fn clear<'id, T: Copy>(
         &self,
         memory: &Direct,
@@ -218,7 +221,7 @@ impl Guest<'_> {
         skipped: &mut Skipped<'id>,
         mut taken: impl FnMut(T, Result<Cleared<'id>, p2m::ClearError>),
     ) {
-        let Space { cpu, path } = &mut *self.space.lock();
+        let Space { cpu, path, last: _ } = &mut *self.space.lock();
         let (mut cpu, mut device) = (cpu.clearing(), self.dma.clearing(&memory, path));
         for (gfn, expected, page) in pages {
             let p2m::Expected { mfn, kind } = expected;

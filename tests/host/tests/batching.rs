@@ -62,6 +62,16 @@ fn world(layout: Layout) -> World {
     World::new(Setup { layout, ..Setup::default() })
 }
 
+/// Every layout of tables, with arguments that are copied and with some that are lent.
+fn worlds() -> impl Iterator<Item = (Layout, World)> {
+    let lent = LAYOUTS.map(|layout| {
+        let world = world(layout);
+        world.faults.lends.set(true);
+        (layout, world)
+    });
+    LAYOUTS.map(|layout| (layout, world(layout))).into_iter().chain(lent)
+}
+
 /// How a case calls, and in which order.
 #[derive(Clone, Copy, Debug)]
 enum How {
@@ -72,10 +82,10 @@ enum How {
 
 #[track_caller]
 fn check(how: How, first: u64, stride: u64, count: u32, expected: Cost) {
-    for layout in LAYOUTS {
-        let world = world(layout);
+    for (layout, world) in worlds() {
         let grants = world.share_at(first, stride, count);
         let mut order = grants.clone();
+        let copies = world.faults.copies.get();
         let cost = Cost::of(&world, || match how {
             How::Up => unmap_all(&world, &unmap_requests(&order)),
             How::Down => {
@@ -92,6 +102,7 @@ fn check(how: How, first: u64, stride: u64, count: u32, expected: Cost) {
             }
         });
         assert_eq!(cost, expected, "{layout:?} {how:?} {count} grants every {stride} frames");
+        assert_eq!(world.faults.copies.get() == copies, world.faults.lends.get());
         world.check_fates(&grants, |_| Fate::Back);
         world.take_back_and_try(&grants, OTHER_CPU);
     }
@@ -151,8 +162,7 @@ fn check_nothing<T: FromBytes + IntoBytes + Immutable>(
     status: impl Fn(&T) -> i16,
     expected: i16,
 ) {
-    for layout in LAYOUTS {
-        let world = world(layout);
+    for (layout, world) in worlds() {
         let grants = world.share_at(FIRST, 1, 40);
         let mut elements = make(&grants);
         let before = world.machine.counters().operations;

@@ -11,8 +11,8 @@ use std::{
 use flush::{Cleared, Cover, DomainId, Flush, Gfn, Hardware, Kind, Released, Skipped, TablePage};
 use gnttab::{
     Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
-    PageError, PageReference, Pin, Rights, VcpuId,
+    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted,
+    PageCopy, PageError, PageReference, Pin, Rights, VcpuId,
 };
 use host::{
     PageCounts,

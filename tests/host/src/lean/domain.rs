@@ -67,12 +67,19 @@ impl<'l> Caller<'l, '_> {
     /// write.
     #[inline]
     fn hold(&self, gfn: Gfn) -> Option<(Mfn, &'l [AtomicU64; 512])> {
-        let space = self.guest.space.lock();
-        let mapping = space.cpu.get(gfn)?;
-        let words = self.lean.memory.words(mapping.mfn)?;
-        let is_ram = mapping.kind == Some(PageKind::RamReadWrite);
-        is_ram.then(|| self.lean.memory.count(mapping.mfn, false))?;
-        Some((mapping.mfn, words))
+        let mut space = self.guest.space.lock();
+        let mfn = match space.last {
+            Some((last, mfn)) if last == gfn => mfn,
+            Some(_) | None => {
+                let mapping = space.cpu.get(gfn)?;
+                let is_ram = mapping.kind == Some(PageKind::RamReadWrite);
+                is_ram.then(|| space.last = Some((gfn, mapping.mfn)))?;
+                mapping.mfn
+            }
+        };
+        let words = self.lean.memory.words(mfn)?;
+        self.lean.memory.count(mfn, false);
+        Some((mfn, words))
     }
 
     #[inline]

@@ -95,6 +95,17 @@ pub(super) const MUTANTS: &[Mutant] = &[
         killer: inside(FLUSH, "cover::tests::a_cover_never_forgets_a_frame"),
     },
     Mutant {
+        name: "noted-run-out-of-order",
+        file: "crates/flush/src/cover.rs",
+        old: "Some(last) => last.last() < run.first(),",
+        new: "Some(_) => true,",
+        invariant: 69,
+        killer: inside(
+            FLUSH,
+            "cover::tests::what_is_noted_ends_like_what_is_recorded_wherever_it_is_settled",
+        ),
+    },
+    Mutant {
         name: "full-record-forgets",
         file: "crates/flush/src/cover.rs",
         old: "self.widen(start, run, order);",

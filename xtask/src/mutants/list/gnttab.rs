@@ -32,6 +32,33 @@ pub(super) const MUTANTS: &[Mutant] = &[
         killer: inside(GNTTAB, "tests::handles::a_freed_handle_is_the_last_to_come_back"),
     },
     Mutant {
+        name: "together-past-a-taken-handle",
+        file: "crates/gnttab/src/together.rs",
+        old: "if grant.granter != granter || entry.is_taken() {",
+        new: "if grant.granter != granter {",
+        invariant: 67,
+        killer: inside(GNTTAB, "tests::lent::a_handle_that_is_there_twice_is_looked_at_twice"),
+    },
+    Mutant {
+        name: "together-past-the-granter",
+        file: "crates/gnttab/src/together.rs",
+        old: "if grant.granter != granter || entry.is_taken() {",
+        new: "if entry.is_taken() {",
+        invariant: 67,
+        killer: inside(GNTTAB, "tests::lent::elements_that_go_together_end_as_they_do_one_by_one"),
+    },
+    Mutant {
+        name: "lent-word-overwritten",
+        file: "crates/gnttab/src/words.rs",
+        old: "let (index, shift) = (offset / 8, offset % 8 * 8);",
+        new: "let (index, shift) = (offset / 8, 0);",
+        invariant: 68,
+        killer: inside(
+            GNTTAB,
+            "tests::lent::an_element_is_read_once_and_only_its_status_is_written",
+        ),
+    },
+    Mutant {
         name: "in-use-bits-stay",
         file: "crates/gnttab/src/table.rs",
         old: "self.close(index, entry_flags::IN_USE);",
