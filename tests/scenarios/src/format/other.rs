@@ -102,8 +102,8 @@ pub struct Check {
 pub struct Workload {
     /// W1 to W8.
     pub name: String,
-    /// How many of its steps are run.
-    pub steps: usize,
+    /// How many of its steps are run; all if absent.
+    pub steps: Option<usize>,
     /// How many pages of each step are mapped.
     #[serde(default = "some_pages")]
     pub pages: usize,

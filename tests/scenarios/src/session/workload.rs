@@ -1,6 +1,6 @@
 //! A generated workload as steps: map, let hardware use, give back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use host::workloads::{Leaf, Step};
 
@@ -23,13 +23,16 @@ impl Session {
         let found = named(&workload.name).ok_or("there is no such workload")?;
         let mut live: BTreeMap<u64, String> = BTreeMap::new();
         let mut number = 1_u64;
-        for step in found.steps.iter().take(workload.steps) {
+        let (all, steps) = (found.steps.len(), workload.steps.unwrap_or(found.steps.len()));
+        for step in found.steps.iter().take(steps) {
             match step {
                 Step::Use(leaves) => {
                     let leaves = &leaves[..leaves.len().min(workload.pages)];
                     let is_new = |leaf: &&Leaf| !live.contains_key(&leaf.first.get());
-                    let mut new: Vec<Leaf> = leaves.iter().filter(is_new).copied().collect();
-                    new.dedup();
+                    let mut seen = BTreeSet::new();
+                    let first_time = |leaf: &&Leaf| seen.insert(leaf.first.get());
+                    let new = leaves.iter().filter(is_new).filter(first_time);
+                    let new: Vec<Leaf> = new.copied().collect();
                     for run in even_runs(&new) {
                         let names: Vec<String> =
                             (number..).take(run.len()).map(|number| format!("w{number}")).collect();
@@ -48,6 +51,12 @@ impl Session {
             }
             self.settled()?;
         }
+        self.say(format!(
+            "{} is played: {} of its {all} steps, of each up to {} pages",
+            workload.name,
+            steps.min(all),
+            workload.pages
+        ));
         let left: Vec<String> = live.into_values().collect();
         self.give_back(&left, doing)
     }
