@@ -5,6 +5,7 @@
 //! reference is mapped, held or free, and nothing panics; once hardware is repaired, what
 //! was held is freed, the script runs again, and both domains end with nothing left.
 
+mod marked;
 mod nested;
 mod scene;
 mod scripts;
