@@ -11,7 +11,7 @@ use std::{
 
 use flush::Mfn;
 use gnttab::{GrantStorage, Version};
-use hwmodel::{Frame, FrameState, UnitId};
+use hwmodel::{Frame, UnitId};
 use stage2::{
     Entry, Format, Level,
     format::ept::{Ept, EptLevels},
@@ -28,6 +28,9 @@ pub struct Books {
     pub references: u64,
     /// What must not be in any case, in words.
     pub wrong: Vec<String>,
+    /// Tables whose granters see other grants in use than are pinned. A guest that writes
+    /// into its own entries can bring that about.
+    pub unlike: Vec<String>,
 }
 
 /// One tree of tables, as hardware would find it.
@@ -81,35 +84,35 @@ impl World {
     pub fn books(&self) -> Books {
         let mut books = Books::default();
         let mut tables = self.tables_of_units();
-        let mut used: BTreeSet<u64> = BTreeSet::new();
-        let mut shown: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut used = BTreeSet::new();
+        let mut shown = vec![0_u32; self.hypervisor.memory.ram().frames() as usize];
         for guest in &self.hypervisor.guests {
             let tree = self.trees(guest, &mut tables, &mut books.wrong);
             for mfn in tree.pages.values() {
-                *shown.entry(*mfn).or_default() += 1;
+                match usize::try_from(*mfn).ok().and_then(|frame| shown.get_mut(frame)) {
+                    Some(count) => *count += 1,
+                    None => books.wrong.push(format!("an entry shows {mfn:#x}, beyond memory")),
+                }
             }
             used.extend(guest.grants().storage().frames().map(Mfn::get));
-            check_use(guest, &mut books.wrong);
+            check_use(guest, &mut books.unlike);
         }
         used.extend(&tables);
-        for frame in 0..self.hypervisor.memory.ram().frames() {
-            let (references, shown) = (
-                self.hypervisor.pages.get(Mfn::new(frame)).0,
-                shown.get(&frame).copied().unwrap_or(0),
-            );
-            let info = self.machine.frame(Frame(frame));
-            let free = info.is_none_or(|info| info.state == FrameState::Free);
+        for (frame, shown) in (0..).zip(shown) {
+            let references = self.hypervisor.pages.get(Mfn::new(frame)).0;
             if references < shown {
                 let text = format!("{references} references on {frame:#x}, and {shown} entries");
                 books.wrong.push(text);
             }
             books.references += u64::from(references.saturating_sub(shown));
-            match (free, references > 0 || used.contains(&frame)) {
-                (true, true) => books.wrong.push(format!("{frame:#x} is free, and in use")),
-                (false, false) => drop(books.strays.insert(frame)),
-                (true, false) | (false, true) => {}
+            if references > 0 {
+                used.insert(frame);
             }
         }
+        let in_use = self.machine.frames_in_use().into_iter().map(|Frame(frame)| frame).collect();
+        let free = used.difference(&in_use).map(|frame| format!("{frame:#x} is free, and used"));
+        books.wrong.extend(free);
+        books.strays = in_use.difference(&used).copied().collect();
         books
     }
 
@@ -164,7 +167,7 @@ impl World {
 }
 
 /// What a granter sees in use is what is pinned.
-fn check_use(guest: &Guest<ModelRam>, wrong: &mut Vec<String>) {
+fn check_use(guest: &Guest<ModelRam>, unlike: &mut Vec<String>) {
     const IN_USE: u64 = 0b1_1000;
     let table = guest.grants();
     let storage = table.storage();
@@ -183,6 +186,6 @@ fn check_use(guest: &Guest<ModelRam>, wrong: &mut Vec<String>) {
     let pinned = table.pinned();
     if in_use != pinned {
         let id = guest.id();
-        wrong.push(format!("{pinned} grants of {id:?} are pinned, {in_use} are seen in use"));
+        unlike.push(format!("{pinned} grants of {id:?} are pinned, {in_use} are seen in use"));
     }
 }

@@ -13,8 +13,8 @@ use flush::{
     Batch, CpuSet, DomainId, Flushed, Gfn, Hardware, Mfn, NoIommu, Released, TablePage, Tlb,
 };
 use hwmodel::{
-    Access as Touch, Actor, CpuFault, Frame, FrameState, InvalidateFailed, Machine, MachineConfig,
-    Policy, Root, Translation, WitnessKind,
+    Access as Touch, Actor, CpuFault, InvalidateFailed, Machine, MachineConfig, Policy, Root,
+    Translation, WitnessKind,
 };
 use p2m::{
     Cpus, GuestCpus, Invalidate, P2m, TlbFlush,
@@ -404,11 +404,7 @@ impl<'s, F: Walks> NestedWorld<'s, F> {
     /// were lost.
     #[must_use]
     pub fn lost_frames(&self) -> i64 {
-        let in_use = |frame: &u64| {
-            let info = self.machine.frame(Frame(*frame));
-            info.is_some_and(|info| info.state != FrameState::Free)
-        };
-        let in_use = (1..FRAMES).filter(in_use).count() as i64;
+        let in_use = self.machine.frames_in_use().len() as i64;
         in_use - self.canonical.borrow().len() as i64 - self.memory.tables_in_use() as i64
     }
 

@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 
 use flush::{Batch, CpuSet, DomainId, Flushed, Gfn, Gone, Hardware, Mfn, NoIommu, Run, Tlb};
 use host::{Memory, world::ModelRam};
-use hwmodel::{Failure, Frame, FrameState, InvalidateFailed, Machine, MachineConfig, Owner, Root};
+use hwmodel::{Failure, Frame, InvalidateFailed, Machine, MachineConfig, Owner, Root};
 use p2m::{Cpus, Expected, GuestCpus, Invalidate, MarkedP2m, PageKind, Teardown, TlbFlush};
 use stage2::{
     Access, Budget, Emptied, Leaf, Rest, Sink,
@@ -238,11 +238,7 @@ impl Bench {
     fn check(&self) {
         assert_eq!(self.machine.witnesses(), []);
         assert_eq!(self.machine.misuses(), []);
-        let in_use = |frame: &u64| {
-            let info = self.machine.frame(Frame(*frame));
-            info.is_some_and(|info| info.state != FrameState::Free)
-        };
-        let in_use = (1..FRAMES).filter(in_use).count();
+        let in_use = self.machine.frames_in_use().len();
         assert_eq!(in_use, self.pages.get() + self.memory.tables_in_use() as usize);
     }
 

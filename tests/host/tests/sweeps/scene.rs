@@ -191,7 +191,7 @@ impl Scene {
     pub(crate) fn check(&self) {
         self.world.check_unharmed();
         let books = self.world.books();
-        assert_eq!(books.wrong, Vec::<String>::new());
+        assert_eq!((books.wrong, books.unlike), (Vec::new(), Vec::new()));
         let (mut pages, mut tables) = (0, 0);
         for (_, failure) in &self.pins {
             pages += failure.held.len();
