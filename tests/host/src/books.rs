@@ -14,10 +14,13 @@ use gnttab::{GrantStorage, Version};
 use hwmodel::{Frame, UnitId};
 use stage2::{
     Entry, Format, Level,
-    format::ept::{Ept, EptLevels},
+    format::{
+        ept::{Ept, EptLevels},
+        npt::{Npt, NptLevels},
+    },
 };
 
-use crate::{Guest, Ram, World, world::ModelRam};
+use crate::{CpuTables, Guest, Ram, World, world::ModelRam};
 
 /// What the tables of a world do not explain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -124,9 +127,17 @@ impl World {
         wrong: &mut Vec<String>,
     ) -> Tree {
         let mut cpu = Tree::default();
-        let ept = Ept::new(EptLevels::Four);
-        let root = (guest.cpu_root().get(), ept.geometry().top());
-        cpu.add(self, &ept, root, 0, wrong);
+        let root = guest.cpu_root().get();
+        match guest.cpu_tables() {
+            CpuTables::Ept | CpuTables::MarkedEpt => {
+                let format = Ept::new(EptLevels::Four);
+                cpu.add(self, &format, (root, format.geometry().top()), 0, wrong);
+            }
+            CpuTables::Npt => {
+                let format = Npt::new(NptLevels::Four);
+                cpu.add(self, &format, (root, format.geometry().top()), 0, wrong);
+            }
+        }
         tables.extend(&cpu.tables);
         if guest.dma.root() != guest.cpu_root() {
             let mut device = Tree::default();
