@@ -139,6 +139,7 @@ mod tests {
         assert!(message(&["xtask", "fuzz", "--minutes", "0"]).contains("1..=10000"));
         assert!(message(&["xtask", "mutants", "--table", "--only", "x"]).contains("--only"));
         assert_eq!(message(&["xtask", "mutants", "--table", "--json"]), "");
+        assert!(message(&["xtask", "mutants", "--file", "crates/**"]).contains("--thorough"));
         assert!(message(&["xtask", "fuzz", "--replay", "file"]).contains("--target"));
         assert!(message(&["xtask", "qemu", "nvme-identfy"]).contains("nvme-identify"));
         let guest = |more: [&str; 2]| {

@@ -47,6 +47,9 @@ pub(crate) struct Arguments {
     /// Run cargo-mutants on the crates instead, which takes hours
     #[arg(long, conflicts_with_all = ["json", "only"])]
     thorough: bool,
+    /// Let cargo-mutants look at these files alone
+    #[arg(long, value_name = "GLOB", requires = "thorough", default_value = "crates/**")]
+    file: Vec<String>,
 }
 
 /// One place of the crates, broken.
@@ -95,7 +98,7 @@ const CORPUS: &str = "tests/scenarios/corpus";
 /// If one survives, or the list has an error.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.thorough {
-        return thorough();
+        return thorough(&arguments.file);
     }
     if arguments.table {
         let files = parse::collect(&[checkout::root().join(CORPUS)])?;
@@ -238,7 +241,7 @@ fn test(scratch: &Scratch, program: &Path, of: &Killer, tests: &[&str]) -> Resul
 }
 
 /// Everything that cargo-mutants thinks of, for whoever has the time.
-fn thorough() -> Result<()> {
+fn thorough(files: &[String]) -> Result<()> {
     let mut probe = checkout::cargo();
     let there = probe.args(["mutants", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
     ensure!(
@@ -246,8 +249,11 @@ fn thorough() -> Result<()> {
         "cargo-mutants is not installed; install it with\n  cargo install --locked cargo-mutants"
     );
     let mut command = checkout::cargo();
-    command.args(["mutants", "--file", "crates/**", "--jobs", "2", "--output"]);
+    command.args(["mutants", "--jobs", "2", "--output"]);
     command.arg(checkout::output_folder("mutants-thorough")?);
+    command.args(files.iter().flat_map(|file| ["--file", file]));
+    // Its two jobs must not build in one place.
+    command.env_remove("CARGO_TARGET_DIR");
     let status = command.status()?;
     ensure!(status.success(), "cargo-mutants ended with {status}; what survived is above");
     Ok(())

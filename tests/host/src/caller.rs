@@ -35,6 +35,8 @@ pub struct Faults {
     pub lends: Cell<bool>,
     /// No copy from the guest can read the byte at this address.
     pub unreadable: Cell<Option<u64>>,
+    /// The n-th copy from the guest (from 0) fails.
+    pub fail_read: Cell<Option<u64>>,
     /// The n-th copy to the guest (from 0) fails.
     pub fail_write: Cell<Option<u64>>,
     /// Copies from page to page so far.
@@ -64,7 +66,8 @@ impl Faults {
         let (reads, writes) = self.copies.get();
         self.copies.set((reads + 1, writes));
         let ahead = |byte: u64| byte.checked_sub(address.0);
-        self.unreadable.get().and_then(ahead).is_some_and(|ahead| ahead < length as u64)
+        self.fail_read.get() == Some(reads)
+            || self.unreadable.get().and_then(ahead).is_some_and(|ahead| ahead < length as u64)
     }
 
     fn copy_fails(&self) -> bool {

@@ -27,6 +27,8 @@ pub mod operation {
     pub const MAP: u32 = 0;
     /// Give mappings back.
     pub const UNMAP: u32 = 1;
+    /// Grow a table, and list its frames.
+    pub const SETUP_TABLE: u32 = 2;
     /// Copy between grants and pages of the caller.
     pub const COPY: u32 = 5;
     /// Give mappings back and put something in their place.

@@ -15,13 +15,11 @@ use gnttab::{GrantTable, Maptrack};
 use iommu_vtd::{DmaDomain, Guarded, Members};
 use p2m::{GuestCpus, P2m, PageKind};
 use stage2::{
-    Access, Budget, Entry, Format, Found, Level, PageError, Path, Rest, TableMemory,
+    Access, Budget, Format, Leaf, PageError, Path, Rest, TableMemory,
     format::{
         ept::Ept,
-        npt::{Npt, NptLevels},
         vtd::{Vtd, VtdLevels},
     },
-    visit,
 };
 
 use crate::{
@@ -209,6 +207,11 @@ impl<R: Ram> Guest<R> {
         *lock(&self.handles) = Maptrack::new(Handles::new(VCPUS), pages);
     }
 
+    /// From now on so many pages of handles can still be added.
+    pub fn refuse_handles_after(&self, pages: usize) {
+        lock(&self.handles).storage().pages_left.set(pages);
+    }
+
     /// How many handles it has, free or not.
     pub fn handles(&self) -> usize {
         lock(&self.handles).handles()
@@ -247,13 +250,25 @@ impl<R: Ram> Guest<R> {
 
     /// Whether any frame number shows a page.
     pub(crate) fn shows(&self, memory: &Memory<R>, mfn: Mfn) -> bool {
-        let root = self.cpu_root();
-        match self.cpu_tables() {
-            CpuTables::Ept | CpuTables::MarkedEpt => {
-                any_shows(&maps::ept(Level::TWO), memory, root, mfn)
+        let whole = self.cpu_tables().space();
+        let looks = |_, leaf: Leaf| {
+            if leaf.mfn == mfn { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        self.cpu_tables().visit(memory, self.cpu_root(), whole, looks).is_err()
+    }
+
+    /// The pages that its entries show and that are not its own memory.
+    pub fn foreign_pages(&self, memory: &Memory<R>) -> Vec<Mfn> {
+        let mut pages = Vec::new();
+        let looks = |_, leaf: Leaf| {
+            if PageKind::from_tag(leaf.tag) != Some(PageKind::RamReadWrite) {
+                pages.push(leaf.mfn);
             }
-            CpuTables::Npt => any_shows(&Npt::new(NptLevels::Four), memory, root, mfn),
-        }
+            ControlFlow::Continue(())
+        };
+        let whole = self.cpu_tables().space();
+        self.cpu_tables().visit(memory, self.cpu_root(), whole, looks).ok();
+        pages
     }
 
     /// The page behind a frame number, if the guest itself may reach it so.
@@ -326,24 +341,17 @@ impl<R: Ram> Guest<R> {
             Tables::Separate { cpu, device } => {
                 let cpu_gone = cpu.clear(gfn, expected, skipped)?;
                 let p2m::Expected { mfn, kind } = expected;
-                let device_gone = device
-                    .clear(&self.dma, gfn, mfn, kind, skipped)
-                    .map_err(|_| p2m::ClearError::Contended)?;
-                Ok(cpu_gone.with(&device_gone))
+                match device.clear(&self.dma, gfn, mfn, kind, skipped) {
+                    Ok(device_gone) => Ok(cpu_gone.with(&device_gone)),
+                    Err(_) => {
+                        // The page's table is there by now: this needs no memory.
+                        drop(cpu.set(gfn, 0, mfn, kind, skipped));
+                        Err(p2m::ClearError::NoTable)
+                    }
+                }
             }
         }
     }
-}
-
-/// Whether any entry below a root shows a page.
-fn any_shows<F: Format, M: TableMemory>(format: &F, memory: &M, root: Mfn, mfn: Mfn) -> bool {
-    let looks = |found: Found| match found.entry {
-        Entry::Leaf(leaf) if leaf.mfn == mfn => ControlFlow::Break(()),
-        Entry::Leaf(_) | Entry::Table(_) | Entry::Inert | Entry::Empty => ControlFlow::Continue(()),
-    };
-    let rest = Rest::new(format.geometry().space());
-    let mut budget = Budget::UNLIMITED;
-    visit(stage2::Tables { format, memory, root }, rest, &mut budget, looks).is_err()
 }
 
 impl<R: Ram> Tables<R> {

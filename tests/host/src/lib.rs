@@ -6,6 +6,7 @@
 //! instructions. [`walks`] counts what unmapping a whole space costs, [`teardown`] what
 //! taking a table down does.
 
+pub mod books;
 mod caller;
 pub mod calls;
 pub mod combining;
@@ -32,7 +33,7 @@ pub mod world;
 pub use caller::{Caller, Faults};
 pub use hypervisor::{
     CpuTables, Guest, Hypervisor, Layout, PageCounts,
-    ranges::{TakeDown, Taken, TakenBatch, TakenFailed},
+    ranges::{RangeError, TakeDown, Taken, TakenBatch},
 };
 pub use memory::{Memory, Ram};
 pub use plain::{Null, PlainRam};

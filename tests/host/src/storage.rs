@@ -1,6 +1,7 @@
 //! Room for grant tables and handles, out of the machine's memory and the heap.
 
 use std::{
+    cell::Cell,
     collections::BTreeSet,
     sync::{
         Arc,
@@ -26,7 +27,7 @@ pub struct Grants<R> {
     /// Status frames that the guest has mapped, as a test says.
     pub mapped_status: BTreeSet<usize>,
     /// How many more pages may be added, of all sorts.
-    pub pages_left: usize,
+    pub pages_left: Cell<usize>,
 }
 
 impl<R: Ram> Grants<R> {
@@ -39,7 +40,7 @@ impl<R: Ram> Grants<R> {
             status: Vec::new(),
             active: Vec::new(),
             mapped_status: BTreeSet::new(),
-            pages_left: usize::MAX,
+            pages_left: Cell::new(usize::MAX),
         }
     }
 
@@ -53,9 +54,19 @@ impl<R: Ram> Grants<R> {
         self.memory.ram().allocate(self.owner).ok_or(NoMemory)
     }
 
+    /// The frames of the table, of both sorts.
+    pub(crate) fn frames(&self) -> impl Iterator<Item = Mfn> {
+        let shared = self.shared.iter().map(|(mfn, _)| *mfn);
+        shared.chain(self.status.iter().map(|(mfn, _)| *mfn))
+    }
+
+    /// Frees the frames of a table that is no more.
+    pub(crate) fn give_back(&self) {
+        self.frames().for_each(|mfn| self.memory.ram().release(mfn));
+    }
+
     fn room(&mut self) -> Result<(), NoMemory> {
-        self.pages_left = self.pages_left.checked_sub(1).ok_or(NoMemory)?;
-        Ok(())
+        take_one(&self.pages_left)
     }
 }
 
@@ -124,16 +135,28 @@ impl<R: Ram> GrantStorage for Grants<R> {
     }
 }
 
+/// One page less may be added.
+fn take_one(left: &Cell<usize>) -> Result<(), NoMemory> {
+    left.set(left.get().checked_sub(1).ok_or(NoMemory)?);
+    Ok(())
+}
+
 /// One domain's handles.
 pub struct Handles {
     pages: Vec<Box<[MaptrackEntry; MAPTRACK_PER_PAGE]>>,
     lists: Vec<FreeList>,
+    /// How many more pages may be added.
+    pub pages_left: Cell<usize>,
 }
 
 impl Handles {
     /// No handle yet, for this many vCPUs.
     pub fn new(vcpus: usize) -> Self {
-        Self { pages: Vec::new(), lists: vec![FreeList::EMPTY; vcpus] }
+        Self {
+            pages: Vec::new(),
+            lists: vec![FreeList::EMPTY; vcpus],
+            pages_left: Cell::new(usize::MAX),
+        }
     }
 }
 
@@ -144,6 +167,7 @@ impl MaptrackStorage for Handles {
 
     fn add_page(&mut self, page: usize) -> Result<(), NoMemory> {
         if page == self.pages.len() {
+            take_one(&self.pages_left)?;
             self.pages.push(Box::new([MaptrackEntry::FREE; MAPTRACK_PER_PAGE]));
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use flush::{Gfn, Hardware, Mfn, Run};
 use gnttab::Outcome;
 use host::{
-    Layout, Ram, Setup, TakenBatch, World,
+    Layout, Ram, RangeError, Setup, TakenBatch, World,
     world::{BACKEND, CALLING_CPU, DEVICE, Local, OTHER_CPU},
 };
 use hwmodel::{Command, Failure, Frame, FrameState, Granularity, Space, UnitConfig, UnitId};
@@ -133,7 +133,8 @@ fn a_failed_flush_keeps_tables_and_pages_until_one_completes() {
             // The tail of the unit's queue is not taken.
             world.machine.fail_operation(1, Failure::Hang);
             let whole = run(RAM, RAM + 16 * TABLE_SPAN * 10);
-            let mut failure = caller.clear_range(whole, |_| {}).expect_err("hardware hangs");
+            let ended = caller.clear_range(whole, |_| {}).expect_err("hardware hangs");
+            let RangeError::Flush(mut failure) = ended else { panic!("{ended:?}") };
             assert_eq!(failure.held.len(), 10);
             assert!(failure.held.tables() > 0);
             assert_eq!(world.hypervisor.memory.tables_in_use(), grown);
@@ -175,7 +176,7 @@ fn a_guest_taken_down_gives_back_every_table_and_page_once() {
         while !done {
             let in_use = memory.tables_in_use();
             let mut batch = TakenBatch::new(end.id());
-            done = end.step(&mut batch);
+            done = end.step(&mut batch).expect("there is memory");
             assert_eq!(memory.tables_in_use(), in_use, "none is freed before the flush");
             let local = Local::new(&world, CALLING_CPU, root);
             let tlb = TlbFlush { guest: &end.cpus, machine: &world, local: &local };

@@ -171,6 +171,12 @@ impl Machine {
         self.with(|state| state.world.ram.info(frame))
     }
 
+    /// Every frame that is not free, in order.
+    #[must_use]
+    pub fn frames_in_use(&self) -> Vec<Frame> {
+        self.with(|state| state.world.ram.in_use().collect())
+    }
+
     /// The frame's words, to be used in place (shared grant pages). Stores through them are not tracked: the
     /// history of a witness does not know them and units that do not snoop see them at once. `None` outside RAM.
     #[must_use]

@@ -139,6 +139,11 @@ impl Ram {
         self.slot(frame).map(|slot| Arc::clone(slot.words()))
     }
 
+    pub(crate) fn in_use(&self) -> impl Iterator<Item = Frame> + '_ {
+        let frames = (0..).map(Frame).zip(&self.slots);
+        frames.filter(|(_, slot)| slot.info.state != FrameState::Free).map(|(frame, _)| frame)
+    }
+
     pub(crate) fn is_free(&self, frame: Frame) -> bool {
         self.info(frame).is_some_and(|info| info.state == FrameState::Free)
     }

@@ -1,9 +1,10 @@
 //! Fault sweeps: everything that can fail in a scenario fails, one after the other.
 //!
-//! [`sweep`] counts the hardware operations, the frames asked for and the copies of
-//! guest memory of a scenario, and runs it once for each with that one failing. What was
-//! expected counts no more; what must always hold does: nothing stale is used, every page
-//! is mapped, held or free, and nothing panics. After a repair every held page is freed.
+//! [`sweep`] counts the hardware operations, the frames asked for, the copies of guest
+//! memory and the references on pages of a scenario, and runs it once for each with that
+//! one failing. What was expected counts no more; what must always hold does: nothing stale
+//! is used, every page is mapped, held or free, and nothing panics. After a repair every
+//! held page is freed.
 
 use std::{
     fmt,
@@ -28,8 +29,14 @@ pub enum Fault {
     Allocation(u64),
     /// The n-th element of each call, which cannot be read.
     Read(u64),
+    /// The n-th copy from a guest.
+    ReadOnce(u64),
     /// The n-th copy to a guest.
     Write(u64),
+    /// The n-th copy from page to page.
+    PageCopy(u64),
+    /// The n-th reference on a page.
+    Reference(u64),
 }
 
 impl fmt::Display for Fault {
@@ -38,7 +45,10 @@ impl fmt::Display for Fault {
             Self::Operation(n, failure) => write!(f, "hardware operation {n}: {failure:?}"),
             Self::Allocation(n) => write!(f, "request {n} for a frame is refused"),
             Self::Read(n) => write!(f, "element {n} of a call cannot be read"),
+            Self::ReadOnce(n) => write!(f, "copy {n} from a guest fails"),
             Self::Write(n) => write!(f, "copy {n} to a guest fails"),
+            Self::PageCopy(n) => write!(f, "copy {n} from page to page fails"),
+            Self::Reference(n) => write!(f, "reference {n} on a page is refused"),
         }
     }
 }
@@ -87,13 +97,15 @@ fn faults(script: &Script, sort: Sort, most: u64) -> Vec<Fault> {
     session.strict = false;
     let operations = session.world.machine.counters().operations;
     let allocations = session.world.hypervisor.memory.ram().allocations();
-    let mut writes = 0;
+    let (mut reads, mut writes) = (0, 0);
     for step in &script.steps {
-        // A `faults` step counts copies afresh.
-        writes = writes.max(session.world.faults.copies.get().1);
         drop(session.step_alone(step));
+        // A `faults` step counts copies afresh.
+        let copies = session.world.faults.copies.get();
+        (reads, writes) = (copies.0.max(reads), copies.1.max(writes));
     }
-    writes = writes.max(session.world.faults.copies.get().1);
+    let scripted = &session.world.faults;
+    let (page_copies, references) = (scripted.page_copies.get(), scripted.pages.get());
     let operations = session.world.machine.counters().operations - operations;
     let allocations = session.world.hypervisor.memory.ram().allocations() - allocations;
     let mut faults = Vec::new();
@@ -102,7 +114,10 @@ fn faults(script: &Script, sort: Sort, most: u64) -> Vec<Fault> {
     }
     faults.extend(spread(allocations, most).map(Fault::Allocation));
     faults.extend(spread(session.longest.get(), most).map(|n| Fault::Read(n - 1)));
+    faults.extend(spread(reads, most).map(|n| Fault::ReadOnce(n - 1)));
     faults.extend(spread(writes, most).map(|n| Fault::Write(n - 1)));
+    faults.extend(spread(page_copies, most).map(|n| Fault::PageCopy(n - 1)));
+    faults.extend(spread(references, most).map(|n| Fault::Reference(n - 1)));
     faults
 }
 
@@ -140,7 +155,10 @@ fn arm(session: &Session, fault: Fault) {
         Fault::Operation(n, failure) => session.world.machine.fail_operation(n, failure),
         Fault::Allocation(n) => session.world.hypervisor.memory.ram().refuse_allocation(n),
         Fault::Read(n) => session.unreadable.set(Some(n)),
+        Fault::ReadOnce(n) => session.world.faults.fail_read.set(Some(n)),
         Fault::Write(n) => session.world.faults.fail_write.set(Some(n)),
+        Fault::PageCopy(n) => session.world.faults.fail_page_copy.set(Some(n)),
+        Fault::Reference(n) => session.world.faults.fail_page.set(Some(n)),
     }
 }
 
@@ -159,5 +177,9 @@ fn finish(session: &Session) -> Result<(), String> {
     if session.unflushed.get() {
         return Ok(());
     }
-    session.settled()
+    session.settled()?;
+    match session.world.books().wrong.first() {
+        Some(text) => Err(format!("the books: {text}")),
+        None => Ok(()),
+    }
 }

@@ -2,14 +2,17 @@
 //!
 //! A [`CpuMap`] is the p2m of one domain in the format of the processors there are.
 
-use flush::{Gfn, Gone, Mfn, Skipped, Tlb};
+use std::ops::ControlFlow;
+
+use flush::{Gfn, Gone, Mfn, Run, Skipped, Tlb};
 use p2m::{ClearError, Displaced, Expected, Mapping, MarkedP2m, P2m, PageKind, SetError, Teardown};
 use stage2::{
-    Access, Budget, Emptied, Level, Rest, Sink, Stopped, Tally,
+    Access, Budget, Emptied, Entry, Format, Found, Leaf, Level, Rest, Sink, Stopped, Tally,
     format::{
         ept::{Ept, EptLevels},
         npt::{Npt, NptLevels},
     },
+    visit,
 };
 
 use crate::{Memory, Ram};
@@ -24,6 +27,44 @@ pub enum CpuTables {
     MarkedEpt,
     /// NPT; each vCPU has an ASID.
     Npt,
+}
+
+impl CpuTables {
+    /// Every frame number that tables of this sort serve.
+    pub(super) fn space(self) -> Rest {
+        Rest::new(match self {
+            Self::Ept | Self::MarkedEpt => ept(Level::TWO).geometry().space(),
+            Self::Npt => npt(Level::TWO).geometry().space(),
+        })
+    }
+
+    /// Looks at every leaf below `root` in a range, until told to stop.
+    pub(super) fn visit<R: Ram>(
+        self,
+        memory: &Memory<R>,
+        root: Mfn,
+        rest: Rest,
+        look: impl FnMut(Run, Leaf) -> ControlFlow<()>,
+    ) -> Result<Tally, Stopped> {
+        match self {
+            Self::Ept | Self::MarkedEpt => leaves(&ept(Level::TWO), memory, root, rest, look),
+            Self::Npt => leaves(&npt(Level::TWO), memory, root, rest, look),
+        }
+    }
+}
+
+fn leaves<F: Format, R: Ram>(
+    format: &F,
+    memory: &Memory<R>,
+    root: Mfn,
+    rest: Rest,
+    mut look: impl FnMut(Run, Leaf) -> ControlFlow<()>,
+) -> Result<Tally, Stopped> {
+    let looks = |found: Found| match found.entry {
+        Entry::Leaf(leaf) => look(found.run, leaf),
+        Entry::Table(_) | Entry::Inert | Entry::Empty => ControlFlow::Continue(()),
+    };
+    visit(stage2::Tables { format, memory, root }, rest, &mut Budget::UNLIMITED.clone(), looks)
 }
 
 /// The p2m of a domain whose devices have tables of their own.
@@ -143,6 +184,13 @@ pub(super) enum CpuEnd<R> {
 }
 
 impl<R: Ram> CpuEnd<R> {
+    pub(super) fn is_done(&self) -> bool {
+        match self {
+            Self::Ept(end) => end.is_done(),
+            Self::Npt(end) => end.is_done(),
+        }
+    }
+
     pub(super) fn step<'id>(
         &mut self,
         budget: &mut Budget,

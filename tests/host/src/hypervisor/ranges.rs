@@ -3,20 +3,23 @@
 //! [`Guest`] joins the two tables of a domain for these as it does for single pages:
 //! a page is [`Taken`] only with the proof for both.
 
-use std::sync::PoisonError;
+use std::{ops::ControlFlow, sync::PoisonError};
 
 use flush::{
-    Batch, Cleared, DomainId, Failure, Flush, Gfn, Gone, Iotlb, Mfn, Records, Room, Run, Shared,
-    Skipped, Tlb,
+    Batch, Cleared, DomainId, Failure, Flush, Gfn, Gone, Iotlb, Mfn, Records, Released, Room, Run,
+    Shared, Skipped, Tlb,
 };
 use iommu_vtd::{DmaDomain, Members};
 use p2m::{GuestCpus, PageKind, SetError, Teardown};
 use stage2::{
-    Access, Budget, Emptied, Leaf, Level, Recorder, Rest, Sink, Stop, Stopped, Unheld,
-    format::ept::Ept,
+    Access, Budget, Emptied, Entry, Leaf, Level, Recorder, Rest, Sink, SplitError, Stop, Stopped,
+    Unheld, format::ept::Ept, lookup,
 };
 
-use super::{DeviceTables, Guest, Hypervisor, Locked, Tables, lock, maps::CpuEnd};
+use super::{
+    DeviceTables, Guest, Hypervisor, Locked, Tables, lock,
+    maps::{CpuEnd, CpuTables},
+};
 use crate::{Caller, Memory, Ram};
 
 /// What one cleared leaf showed: 2^`order` frames from `mfn` on.
@@ -68,13 +71,17 @@ impl<R: Ram> Guest<R> {
         skipped: &mut Skipped<'_>,
     ) -> Result<(), String> {
         let in_words = |error: SetError| format!("{error:?}");
-        let displaced = match lock(&self.space).edit() {
+        let mut space = lock(&self.space);
+        if space.tables.get(gfn).is_some() {
+            return Err(format!("{gfn:?} is taken"));
+        }
+        match space.edit() {
             Tables::Shared(both) => {
-                both.set(gfn, order, mfn, kind, skipped).map_err(in_words)?.is_some()
+                both.set(gfn, order, mfn, kind, skipped).map_err(in_words)?;
             }
             Tables::Separate { cpu, device } => {
                 let run = Run::block(gfn, order);
-                let displaced = cpu.set(gfn, order, mfn, kind, skipped).map_err(in_words)?;
+                cpu.set(gfn, order, mfn, kind, skipped).map_err(in_words)?;
                 if let Err(error) = device.map_run(&self.dma, run, mfn, kind, skipped) {
                     // What either table got of it goes; both flushes are on record then.
                     let (rest, mut budget) = (Rest::new(run), Budget::UNLIMITED);
@@ -85,17 +92,20 @@ impl<R: Ram> Guest<R> {
                     debug_assert!(undone, "what was just mapped can be cleared");
                     return Err(error);
                 }
-                displaced.is_some()
             }
-        };
-        if displaced { Err(format!("{gfn:?} was taken")) } else { Ok(()) }
+        }
+        Ok(())
     }
 
     /// Clears a range in every table and frees the tables that it empties.
     ///
     /// # Errors
-    /// [`Stopped`] where the budget or the room of the batch was used up: what lies
-    /// before the rest is cleared in every table.
+    /// [`Stopped`] where the budget or the room of the batch was used up, or where a leaf
+    /// had to be split and there was no memory: what lies before the rest is cleared in
+    /// every table, and of the rest nothing in any.
+    ///
+    /// # Panics
+    /// If the devices' leaves cannot be cleared where the CPUs' could.
     pub fn clear_range<'id>(
         &self,
         rest: Rest,
@@ -115,12 +125,13 @@ impl<R: Ram> Guest<R> {
                 result.map(drop)
             }
             Tables::Separate { cpu, device } => {
+                device.fit(&self.dma, (cpu.kind(), cpu.root()), rest, left, skipped)?;
                 let mut leaves = Vec::new();
                 let sink = Collect { left, leaves: &mut leaves };
                 let result = cpu.clear_range(rest, budget, Emptied::Free, skipped, sink);
                 for (run, leaf, gone) in leaves {
-                    let on_devices = device.clear_run(&self.dma, run, skipped)?;
-                    take(room, run, leaf, gone.with(&on_devices));
+                    let on_devices = device.clear_run(&self.dma, run, skipped);
+                    take(room, run, leaf, gone.with(&on_devices.expect("its leaves fit")));
                 }
                 let done = match &result {
                     Ok(_) => Some(rest.run()),
@@ -186,12 +197,13 @@ impl<R: Ram> Guest<R> {
 
     /// The end of the guest's tables. No CPU runs it and it has no device any more.
     pub fn take_down(self) -> TakeDown<R> {
-        let Self { id, space, dma, cpus, grants: _, handles: _ } = self;
+        let Self { id, space, dma, cpus, grants, handles: _ } = self;
+        grants.into_inner().unwrap_or_else(PoisonError::into_inner).storage().give_back();
         let trees = match space.into_inner().unwrap_or_else(PoisonError::into_inner).tables {
             Tables::Shared(both) => Trees::Shared(both.teardown()),
             Tables::Separate { cpu, device } => {
-                let rest = Some(Rest::new(dma.space()));
-                Trees::Separate { cpu: Box::new(cpu.teardown()), device, rest }
+                let (tree, rest) = ((cpu.kind(), cpu.root()), Some(Rest::new(dma.space())));
+                Trees::Separate { tree, cpu: Box::new(cpu.teardown()), device, rest }
             }
         };
         TakeDown { id, cpus, dma, trees }
@@ -222,6 +234,8 @@ pub struct TakeDown<R: Ram> {
 enum Trees<R: Ram> {
     Shared(Teardown<Ept, Memory<R>, Shared>),
     Separate {
+        /// Of what sort the CPUs' tree is, and where it begins.
+        tree: (CpuTables, Mfn),
         cpu: Box<CpuEnd<R>>,
         device: DeviceTables<R>,
         /// What is left of the devices' tree.
@@ -236,13 +250,27 @@ impl<R: Ram> TakeDown<R> {
     }
 
     /// Goes on as far as the batch has room; says whether that was all.
-    pub fn step(&mut self, batch: &mut TakenBatch) -> bool {
+    ///
+    /// # Errors
+    /// [`Stopped`] if there was no memory to split a leaf of the devices: go on later. What
+    /// is in the batch has to be flushed in any case.
+    ///
+    /// # Panics
+    /// As [`Guest::clear_range`].
+    pub fn step(&mut self, batch: &mut TakenBatch) -> Result<bool, Stopped> {
         let mut budget = Budget::UNLIMITED;
         self.step_within(&mut budget, batch)
     }
 
     /// The same, as far as the budget goes.
-    pub fn step_within(&mut self, budget: &mut Budget, batch: &mut TakenBatch) -> bool {
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn step_within(
+        &mut self,
+        budget: &mut Budget,
+        batch: &mut TakenBatch,
+    ) -> Result<bool, Stopped> {
         batch.edit_many(|skipped, room| self.trees.step(&self.dma, budget, skipped, room))
     }
 }
@@ -254,7 +282,7 @@ impl<R: Ram> Trees<R> {
         budget: &mut Budget,
         skipped: &mut Skipped<'id>,
         room: &mut Room<'_, 'id, Taken, 32>,
-    ) -> bool {
+    ) -> Result<bool, Stopped> {
         match self {
             Self::Shared(both) => {
                 let mut leaves = Vec::new();
@@ -263,16 +291,19 @@ impl<R: Ram> Trees<R> {
                 for (run, leaf, gone) in leaves {
                     take(room, run, leaf, gone.into());
                 }
-                done
+                Ok(done)
             }
-            Self::Separate { cpu, device, rest } => {
+            Self::Separate { tree, cpu, device, rest } => {
+                if !cpu.is_done() {
+                    let all = Rest::new(dma.space());
+                    device.fit(dma, *tree, all, room.left(), skipped)?;
+                }
                 let mut leaves = Vec::new();
                 let sink = Collect { left: room.left(), leaves: &mut leaves };
                 let done = cpu.step(budget, skipped, sink).is_ok();
                 for (run, leaf, gone) in leaves {
                     let on_devices = device.clear_run(dma, run, skipped);
-                    let on_devices = on_devices.expect("as on the CPUs' side");
-                    take(room, run, leaf, gone.with(&on_devices));
+                    take(room, run, leaf, gone.with(&on_devices.expect("its leaves fit")));
                 }
                 if let (true, Some(left)) = (done, *rest) {
                     let mut record = Recorder::<Iotlb, _>::new(skipped, Unheld);
@@ -280,7 +311,7 @@ impl<R: Ram> Trees<R> {
                     let stopped = stage2::destroy(tables, left, budget, &mut record).err();
                     *rest = stopped.map(|stopped| stopped.rest);
                 }
-                done && rest.is_none()
+                Ok(done && rest.is_none())
             }
         }
     }
@@ -310,6 +341,62 @@ impl<R: Ram> DeviceTables<R> {
         let mut record = Recorder::<Iotlb, _>::new(skipped, Unheld);
         stage2::split(dma.tables(&self.memory), gfn, Level::PAGE, &mut record)
             .map_err(|error| format!("{error:?}"))
+    }
+
+    /// Splits leaves until none reaches beyond the part of `rest` that one of the CPUs' next
+    /// `left` leaves shows: those can then be cleared without memory.
+    fn fit(
+        &self,
+        dma: &DmaDomain<Locked<Members>>,
+        (cpus, root): (CpuTables, Mfn),
+        rest: Rest,
+        left: usize,
+        skipped: &mut Skipped<'_>,
+    ) -> Result<(), Stopped> {
+        let range = rest.run();
+        let mut parts = Vec::new();
+        let collect = |run: Run, _| {
+            if parts.len() >= left {
+                return ControlFlow::Break(());
+            }
+            let first = run.first().max(range.first());
+            parts.extend(Run::new(first, run.last().min(range.last())));
+            ControlFlow::Continue(())
+        };
+        let tally = match cpus.visit(&self.memory, root, rest, collect) {
+            Ok(tally) | Err(Stopped { stop: Stop::Asked, tally, .. }) => tally,
+            Err(stopped) => return Err(stopped),
+        };
+        for part in parts {
+            let level = match part.pages() {
+                0x4_0000 => Level::TWO,
+                0x200 => Level::ONE,
+                _ => Level::PAGE,
+            };
+            for edge in [part.first(), part.last()] {
+                let found = lookup(dma.tables(&self.memory), edge);
+                let reaches_beyond = found.is_some_and(|found| {
+                    matches!(found.entry, Entry::Leaf(_)) && !part.covers(found.run)
+                });
+                if !reaches_beyond {
+                    continue;
+                }
+                let mut record = Recorder::<Iotlb, _>::new(skipped, Unheld);
+                let split = stage2::split(dma.tables(&self.memory), edge, level, &mut record);
+                split.map_err(|error| Stopped {
+                    rest,
+                    stop: match error {
+                        SplitError::NoTable => Stop::NoTable,
+                        SplitError::Unencodable(error) => Stop::Refused(error),
+                        SplitError::Pending(pending) => Stop::Split(pending),
+                        SplitError::OutOfRange => Stop::OutOfRange,
+                        SplitError::Absent | SplitError::Contended => Stop::Contended,
+                    },
+                    tally,
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// Clears the leaves of a run and keeps the tables.
@@ -366,9 +453,14 @@ impl<R: Ram> DeviceTables<R> {
     }
 }
 
-/// A batch of leaves whose flush failed.
-pub type TakenFailed<T, I> =
-    Failure<Taken, 32, <T as Flush<Tlb>>::Error, <I as Flush<Iotlb>>::Error>;
+/// Why a range was not cleared to its end.
+#[derive(Debug)]
+pub enum RangeError<T, I> {
+    /// The edit stopped; what came before it was flushed and freed.
+    Stopped(Stopped),
+    /// The flush of a batch failed; nothing of that batch was freed.
+    Flush(Box<Failure<Taken, 32, T, I>>),
+}
 
 impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Caller<'_, R, T, I> {
     /// Clears a range of the guest's own memory in as many batches as it takes, and frees
@@ -377,16 +469,12 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Caller<'_, R, T, I> {
     /// Returns the number of batches.
     ///
     /// # Errors
-    /// The first batch whose flush failed; nothing of it was freed.
-    ///
-    /// # Panics
-    /// If the tables cannot be cleared.
-    #[expect(clippy::result_large_err, reason = "the failed batch is what a test looks at")]
+    /// [`RangeError`]: the first batch whose flush failed, or where there was no memory.
     pub fn clear_range(
         &self,
         run: Run,
         mut edited: impl FnMut(&TakenBatch),
-    ) -> Result<u64, TakenFailed<T, I>> {
+    ) -> Result<u64, RangeError<T::Error, I::Error>> {
         let mut rest = Some(Rest::new(run));
         let mut batches = 0;
         while let Some(left) = rest {
@@ -395,15 +483,19 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Caller<'_, R, T, I> {
             let result = batch.edit_many(|skipped, room| {
                 self.guest.clear_range(left, &mut budget, skipped, room)
             });
-            rest = match result {
-                Ok(()) => None,
-                Err(Stopped { rest, stop: Stop::Full, .. }) => Some(rest),
-                Err(stopped) => panic!("the range cannot be cleared: {stopped:?}"),
+            let ended;
+            (rest, ended) = match result {
+                Ok(()) => (None, Ok(())),
+                Err(Stopped { rest, stop: Stop::Full, .. }) => (Some(rest), Ok(())),
+                Err(stopped) => (None, Err(stopped)),
             };
             edited(&batch);
             batches += 1;
             let hardware = flush::Hardware { tlb: &self.tlb, iotlb: &self.iotlb };
-            self.hypervisor.free(batch.flush(&hardware)?);
+            self.hypervisor.free(
+                batch.flush(&hardware).map_err(|failure| RangeError::Flush(Box::new(failure)))?,
+            );
+            ended.map_err(RangeError::Stopped)?;
         }
         Ok(batches)
     }
@@ -413,16 +505,21 @@ impl<R: Ram> Hypervisor<R> {
     /// Frees what a flushed batch held.
     pub fn free(&self, mut flushed: flush::Flushed<'_, Taken, 32>) {
         while let Some(page) = flushed.next_page() {
-            let Taken { mfn, order } = *page.get();
-            for offset in 0..1_u64 << order {
-                let mfn = Mfn::new(mfn.get() + offset);
-                if self.pages.drop_one(mfn, false) {
-                    self.memory.ram().release(mfn);
-                }
-            }
+            self.free_taken(page);
         }
         while let Some(table) = flushed.next_table() {
             self.memory.free_table(table.recycle());
+        }
+    }
+
+    /// Frees what one leaf showed.
+    pub fn free_taken(&self, page: Released<Taken>) {
+        let Taken { mfn, order } = *page.get();
+        for offset in 0..1_u64 << order {
+            let mfn = Mfn::new(mfn.get() + offset);
+            if self.pages.drop_one(mfn, false) {
+                self.memory.ram().release(mfn);
+            }
         }
     }
 }

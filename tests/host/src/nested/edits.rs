@@ -4,7 +4,7 @@
 
 use flush::{Batch, Gfn, HoldError, Mfn, NoIommu, Run};
 use p2m::{
-    Expected, PageKind, SetError,
+    ClearError, Expected, PageKind, SetError,
     nested::{Context, EmulatedFlush, Refused, Scope, Wiped},
 };
 use stage2::{Access, Budget, Emptied, Rest, Stop, Stopped};
@@ -36,7 +36,11 @@ impl<F: Walks> NestedWorld<'_, F> {
     /// # Panics
     /// If the machine is out of memory, or the map refuses.
     pub fn put(&self, gfn: u64, budget: u64) {
-        let mfn = self.memory.ram().allocate(GUEST).expect("memory for a page");
+        let Some(mfn) = self.memory.ram().allocate(GUEST) else {
+            assert!(self.forgiving.get(), "no memory for a page");
+            return;
+        };
+        let mut refused = false;
         self.edit(|batch| {
             let held = batch.hold(|skipped| {
                 let mut nested = self.nested.borrow_mut();
@@ -51,9 +55,20 @@ impl<F: Walks> NestedWorld<'_, F> {
                 Ok(()) | Err(HoldError::Edit(None)) => true,
                 Err(HoldError::Edit(Some(Refused::Shadows(stop)))) if again(&stop) => false,
                 Err(HoldError::Edit(Some(Refused::Canonical(SetError::Full)))) => false,
+                Err(HoldError::Edit(Some(
+                    Refused::Shadows(Stop::NoTable) | Refused::Canonical(SetError::NoTable),
+                ))) if self.forgiving.get() => {
+                    refused = true;
+                    true
+                }
                 Err(error) => panic!("{gfn:#x} was not set: {error:?}"),
             }
         });
+        if refused {
+            self.nested.borrow_mut().give_up(Run::single(Gfn::new(gfn)));
+            self.memory.ram().release(mfn);
+            return;
+        }
         self.canonical.borrow_mut().insert(gfn, Page { mfn, writable: true });
     }
 
@@ -82,9 +97,8 @@ impl<F: Walks> NestedWorld<'_, F> {
     /// # Panics
     /// If the map refuses.
     pub fn take(&self, gfn: u64, budget: u64) {
-        let Some(Page { mfn, writable: _ }) = self.canonical.borrow_mut().remove(&gfn) else {
-            return;
-        };
+        let Some(page) = self.canonical.borrow_mut().remove(&gfn) else { return };
+        let (mfn, mut refused) = (page.mfn, false);
         self.edit(|batch| {
             let held = batch.hold(|skipped| {
                 let (mut nested, budget) = (self.nested.borrow_mut(), &mut Budget::new(budget));
@@ -95,9 +109,19 @@ impl<F: Walks> NestedWorld<'_, F> {
             match held {
                 Ok(()) => true,
                 Err(HoldError::Edit(Refused::Shadows(stop))) if again(&stop) => false,
+                Err(HoldError::Edit(
+                    Refused::Shadows(Stop::NoTable) | Refused::Canonical(ClearError::NoTable),
+                )) if self.forgiving.get() => {
+                    refused = true;
+                    true
+                }
                 Err(error) => panic!("{gfn:#x} was not cleared: {error:?}"),
             }
         });
+        if refused {
+            self.nested.borrow_mut().give_up(Run::single(Gfn::new(gfn)));
+            self.canonical.borrow_mut().insert(gfn, page);
+        }
     }
 
     /// Lets the guest write a canonical frame, or not.
@@ -105,6 +129,7 @@ impl<F: Walks> NestedWorld<'_, F> {
     /// # Panics
     /// If the map refuses.
     pub fn set_writable(&self, gfn: u64, writable: bool, budget: u64) {
+        let mut refused = false;
         let allowed = if writable { Access::ALL } else { Access::READ | Access::EXECUTE };
         self.edit(|batch| {
             let rest = Rest::new(Run::single(Gfn::new(gfn)));
@@ -115,10 +140,16 @@ impl<F: Walks> NestedWorld<'_, F> {
             match ended {
                 Ok(_) => true,
                 Err(Stopped { stop, .. }) if again(&stop) => false,
+                Err(Stopped { stop: Stop::NoTable, .. }) if self.forgiving.get() => {
+                    refused = true;
+                    true
+                }
                 Err(error) => panic!("{gfn:#x} was not changed: {error:?}"),
             }
         });
-        if let Some(page) = self.canonical.borrow_mut().get_mut(&gfn) {
+        if refused {
+            self.nested.borrow_mut().give_up(Run::single(Gfn::new(gfn)));
+        } else if let Some(page) = self.canonical.borrow_mut().get_mut(&gfn) {
             page.writable = writable;
         }
     }

@@ -9,7 +9,9 @@ use std::{
     fmt,
 };
 
-use flush::{Batch, CpuSet, DomainId, Gfn, Hardware, Mfn, NoIommu, Released, TablePage, Tlb};
+use flush::{
+    Batch, CpuSet, DomainId, Flushed, Gfn, Hardware, Mfn, NoIommu, Released, TablePage, Tlb,
+};
 use hwmodel::{
     Access as Touch, Actor, CpuFault, InvalidateFailed, Machine, MachineConfig, Policy, Root,
     Translation, WitnessKind,
@@ -145,6 +147,9 @@ pub struct NestedWorld<'s, F: Walks = Ept> {
     /// Emulated flushes that are under way.
     pub(super) late: RefCell<Vec<Late>>,
     lie: Option<NestedLie>,
+    /// Memory and hardware may fail: what is refused stays undone, and a flush that fails is
+    /// tried again once hardware is repaired, with its pages held until then.
+    pub forgiving: Cell<bool>,
     time: Cell<u64>,
     wrong: RefCell<Vec<String>>,
 }
@@ -182,6 +187,7 @@ impl<'s, F: Walks> NestedWorld<'s, F> {
             canonical: RefCell::default(),
             late: RefCell::default(),
             lie: setup.lie,
+            forgiving: Cell::new(false),
             time: Cell::new(0),
             wrong: RefCell::default(),
         }
@@ -268,6 +274,7 @@ impl<'s, F: Walks> NestedWorld<'s, F> {
                 }
                 false
             }
+            Err(FillError::NoTable) if self.forgiving.get() => false,
             Err(error) => {
                 self.complain(format!("{nested:#x} was not filled: {error}"));
                 false
@@ -293,7 +300,9 @@ impl<'s, F: Walks> NestedWorld<'s, F> {
                 continue;
             };
             if self.cpus.enter(cpu, &Forget { world: self, cpu }).is_err() {
-                self.complain(format!("CPU {cpu} did not invalidate"));
+                if !self.forgiving.get() {
+                    self.complain(format!("CPU {cpu} did not invalidate"));
+                }
                 return false;
             }
             self.machine.load_root(cpu, F::root(root));
@@ -362,16 +371,52 @@ impl<'s, F: Walks> NestedWorld<'s, F> {
     ) {
         let local = Forget { world: self, cpu: EDITOR };
         let tlb = Lying::new(TlbFlush { guest: &self.cpus, machine: self, local: &local }, lie);
-        let Ok(mut flushed) = batch.flush(&Hardware { tlb: &tlb, iotlb: &NoIommu }) else {
-            self.complain("a flush failed".into());
-            return;
-        };
+        let hardware = Hardware { tlb: &tlb, iotlb: &NoIommu };
+        match batch.flush(&hardware) {
+            Ok(flushed) => self.give_all(flushed, &mut give),
+            Err(mut failure) if self.forgiving.get() => {
+                // CPUs use what they still hold, which is all held here.
+                self.machine.speculate();
+                self.machine.repair();
+                match failure.held.retry(&hardware) {
+                    Ok(flushed) => self.give_all(flushed, &mut give),
+                    Err(_) => self.complain("a flush failed on repaired hardware".into()),
+                }
+            }
+            Err(_) => self.complain("a flush failed".into()),
+        }
+    }
+
+    fn give_all<P, const N: usize>(
+        &self,
+        mut flushed: Flushed<'_, P, N>,
+        give: &mut impl FnMut(Released<P>),
+    ) {
         while let Some(page) = flushed.next_page() {
             give(page);
         }
         while let Some(table) = flushed.next_table() {
             self.memory.free_table(Released::<TablePage>::recycle(table));
         }
+    }
+
+    /// How many frames are in use beyond the guest's pages and all tables: none, unless some
+    /// were lost.
+    #[must_use]
+    pub fn lost_frames(&self) -> i64 {
+        let in_use = self.machine.frames_in_use().len() as i64;
+        in_use - self.canonical.borrow().len() as i64 - self.memory.tables_in_use() as i64
+    }
+
+    /// Hardware operations and requests for frames so far.
+    #[must_use]
+    pub fn asked(&self) -> (u64, u64) {
+        (self.machine.counters().operations, self.memory.ram().allocations())
+    }
+
+    /// Refuses the `n`-th request for a frame from now on; 0 refuses none.
+    pub fn refuse_allocation(&self, n: u64) {
+        self.memory.ram().refuse_allocation(n);
     }
 
     /// Compares what a nested guest reached with what it may reach.

@@ -14,7 +14,7 @@ use super::{Doing, Session, memory::budget_of};
 use crate::{
     format::{
         Access, AccessKind, Attach, Attempt, DeclareGone, Destroy, Detach, DmaBegin, Enter, Fail,
-        Faults, How, Reattach, Unplug,
+        Faults, How, Memory, Reattach, Unplug,
     },
     parse::is_cpu,
     plants::Slip,
@@ -398,10 +398,10 @@ impl Session {
         let guest = self.world.hypervisor.guests.swap_remove(place);
         let root = guest.cpu_root();
         let mut end = guest.take_down();
-        let (mut done, mut steps) = (false, 0);
+        let (mut done, mut refused, mut steps) = (false, false, 0);
         while !done {
             let mut batch = TakenBatch::new(id);
-            done = end.step_within(&mut budget_of(budget), &mut batch);
+            let step = end.step_within(&mut budget_of(budget), &mut batch);
             steps += 1;
             let local = Local::new(&self.world, CALLING_CPU, root);
             let tlb = TlbFlush { guest: &end.cpus, machine: &self.world, local: &local };
@@ -415,6 +415,17 @@ impl Session {
                         Ok(flushed) => self.world.hypervisor.free(flushed),
                         Err(_) => return Err("the last flush of a domain failed".to_owned()),
                     }
+                }
+            }
+            match step {
+                Ok(all) => (done, refused) = (all, false),
+                Err(stopped) if refused => {
+                    return Err(format!("the end of a domain stopped: {:?}", stopped.stop));
+                }
+                Err(_) => {
+                    // As an operator would: it needs a page now and gives back many.
+                    self.memory(Memory { left: None })?;
+                    refused = true;
                 }
             }
         }
