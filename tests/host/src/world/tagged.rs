@@ -1,4 +1,4 @@
-//! Processors that tag translations with ASIDs, and the VMRUNs by which they enter guests.
+//! Processors that tag translations with ASIDs, and enter guests by VMRUN.
 //!
 //! [`Vmruns`] has what an embedder keeps for them: a pool of ASIDs on each processor, and a
 //! control block and an ASID for each vCPU. The processors read the block as hardware does,
