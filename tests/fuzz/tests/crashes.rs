@@ -10,7 +10,7 @@ use scenarios::{Manner, parse, plants};
 fn run(text: &str, plant: Option<&'static Plant>, seed: u64) -> Option<String> {
     let script = parse::parse(Path::new("found.toml"), text)
         .unwrap_or_else(|problem| panic!("{problem}\n{text}"));
-    let broken = scenarios::run(&script, Manner { seed, plant, once: false }).broken;
+    let broken = scenarios::run(&script, Manner { seed, plant, ..Manner::default() }).broken;
     broken.map(|broken| format!("line {}: {}", broken.line, broken.text))
 }
 
