@@ -17,6 +17,7 @@ use crate::{
     entry::{
         OpenError, Opened, Rights, Sorts, TRIES, Target, Word, close_v1, close_v2, open_v1, open_v2,
     },
+    swap::swap_word,
     sync::{AtomicU16, AtomicU64, fence},
 };
 
@@ -207,6 +208,33 @@ fn an_opened_page_is_as_its_granter_left_it() {
                 open_v1(&entry.head, CALLER, Rights::Read)
             };
             if let Ok(opened) = opened {
+                assert_eq!(frame(opened), FRAME, "the frame is older than the grant");
+                assert_eq!(entry.page.load(Relaxed), 1, "the page is older than the grant");
+            }
+            granter.join().expect("the granter");
+        });
+    }
+}
+
+/// What a granter wrote before it granted is there for who opens the entry after a swap,
+/// whichever of the two it was in before.
+#[test]
+fn a_swapped_grant_is_as_its_granter_left_it() {
+    for first in [true, false] {
+        check("a grant that is new, and swapped", move || {
+            let entry = Entry::new(0, 0, 0);
+            let other = Arc::new(AtomicU64::new(0));
+            let granter = {
+                let (entry, other) = (entry.clone(), other.clone());
+                thread::spawn(move || {
+                    entry.page.store(1, Relaxed);
+                    let word = if first { &entry.head } else { &other };
+                    word.store(GRANTED | FRAME << 32, Release);
+                })
+            };
+            swap_word(&entry.head, &other);
+            let opened = if first { &other } else { &entry.head };
+            if let Ok(opened) = open_v1(opened, CALLER, Rights::Read) {
                 assert_eq!(frame(opened), FRAME, "the frame is older than the grant");
                 assert_eq!(entry.page.load(Relaxed), 1, "the page is older than the grant");
             }

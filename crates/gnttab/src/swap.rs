@@ -74,7 +74,7 @@ impl<S: GrantStorage> GrantTable<S> {
 
 // The table's lock is held, so no access begins meanwhile. A granter that writes to an
 // entry while it has it swapped gets either order.
-fn swap_word(one: &AtomicU64, other: &AtomicU64) {
+pub(crate) fn swap_word(one: &AtomicU64, other: &AtomicU64) {
     let was = other.swap(one.load(Ordering::Acquire), Ordering::SeqCst);
     one.store(was, Ordering::Release);
 }

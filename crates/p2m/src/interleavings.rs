@@ -20,7 +20,7 @@ use loom::{
     thread,
 };
 
-use crate::{Cpus, GuestCpus, Invalidate, TlbFlush};
+use crate::{Cpus, Generation, GuestCpus, Invalidate, TlbFlush};
 
 const DOMAIN: DomainId = DomainId::new(1);
 /// The CPU that flushes, and the one that enters.
@@ -111,8 +111,26 @@ fn stay(world: &World, cached: &Cached, serves: bool) {
     world.guest.leave(CPU);
 }
 
+/// Stays in the guest as a vCPU with a tag of its own, which it flushes if there was a
+/// flush since its last stay.
+fn stay_tagged(world: &World, cached: &Cached, last: &mut Option<Generation>) {
+    let Ok(now) = world.guest.enter_tagged(CPU) else { panic!("the CPU is known") };
+    if last.replace(now) != Some(now) {
+        assert_eq!(cached.invalidate(), Ok(()));
+    }
+    access(world, cached);
+    thread::yield_now();
+    if !world.kicked.load(SeqCst) {
+        access(world, cached);
+    }
+    world.guest.leave(CPU);
+}
+
+/// What the CPU that is not the editor does.
+type Stays = fn(&World, &Cached);
+
 #[track_caller]
-fn check(name: &str, stays: usize, serves: bool) {
+fn check(name: &str, stays: Stays) {
     let runs = Arc::new(Ghost::new(0));
     let counted = runs.clone();
     let mut builder = Builder::new();
@@ -129,10 +147,7 @@ fn check(name: &str, stays: usize, serves: bool) {
         let cpu = {
             let world = world.clone();
             thread::spawn(move || {
-                let cached = Cached(Cell::new(0));
-                for _ in 0..stays {
-                    stay(&world, &cached, serves);
-                }
+                stays(&world, &Cached(Cell::new(0)));
             })
         };
         edit(&world);
@@ -143,15 +158,25 @@ fn check(name: &str, stays: usize, serves: bool) {
 
 #[test]
 fn a_cpu_that_enters_uses_no_page_after_its_release() {
-    check("a flush and a CPU that enters", 1, false);
+    check("a flush and a CPU that enters", |world, cached| stay(world, cached, false));
 }
 
 #[test]
 fn a_cpu_that_enters_again_uses_no_page_after_its_release() {
-    check("a flush and a CPU that enters twice", 2, false);
+    check("a flush and a CPU that enters twice", |world, cached| {
+        (0..2).for_each(|_| stay(world, cached, false));
+    });
 }
 
 #[test]
 fn a_cpu_that_serves_uses_no_page_after_its_release() {
-    check("a flush and a CPU that serves", 1, true);
+    check("a flush and a CPU that serves", |world, cached| stay(world, cached, true));
+}
+
+#[test]
+fn a_vcpu_with_its_own_tag_uses_no_page_after_its_release() {
+    check("a flush and a vCPU with its own tag", |world, cached| {
+        let mut last = None;
+        (0..2).for_each(|_| stay_tagged(world, cached, &mut last));
+    });
 }

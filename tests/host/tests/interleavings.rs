@@ -5,7 +5,7 @@
 //! them must fail with the right complaint. `docs/combining.md` explains how flushes are
 //! shared, `p2m::cpus` how CPUs are kicked, `gnttab::entry` how an entry is opened.
 
-use std::{io, path::Path};
+use std::{fs, io, path::Path};
 
 use host::scratch::{Patch, Scratch};
 
@@ -27,6 +27,7 @@ const CPUS: &str = "crates/flush/src/cpus.rs";
 const ENTRY: &str = "crates/gnttab/src/entry.rs";
 const GUEST: &str = "crates/p2m/src/cpus.rs";
 const KICK: &str = "crates/p2m/src/tlb.rs";
+const SWAP: &str = "crates/gnttab/src/swap.rs";
 
 const TWO: &str = "two_callers_release_nothing_stale";
 const FAILING: &str = "two_callers_whose_first_leader_fails_release_nothing_stale";
@@ -44,6 +45,8 @@ const UNDONE: &str = "version_2_undoes_only_what_it_set";
 const NEW_GRANT: &str = "an_opened_page_is_as_its_granter_left_it";
 const ENTERS: &str = "a_cpu_that_enters_uses_no_page_after_its_release";
 const ENTERS_AGAIN: &str = "a_cpu_that_enters_again_uses_no_page_after_its_release";
+const TAGGED: &str = "a_vcpu_with_its_own_tag_uses_no_page_after_its_release";
+const SWAPPED: &str = "a_swapped_grant_is_as_its_granter_left_it";
 const SERVES: &str = "a_cpu_that_serves_uses_no_page_after_its_release";
 
 const IN_USE: &str = "in use and revoked";
@@ -339,6 +342,62 @@ const WEAKENINGS: &[Weakening] = &[
         test: ENTERS,
         complaint: RELEASED,
     },
+    Weakening {
+        name: "an old note of a CPU serves",
+        file: GUEST,
+        text: "left.load(Ordering::SeqCst) >= since.0)",
+        weaker: "left.load(Ordering::SeqCst) + 1 >= since.0)",
+        test: ENTERS_AGAIN,
+        complaint: RELEASED,
+    },
+    Weakening {
+        name: "a vCPU with its own tag looks before it joins",
+        file: GUEST,
+        text: "if !self.running.join(cpu) {
+            return Err(EnterError::UnknownCpu);
+        }
+        self.marked.leave(cpu);
+        Ok(self.generation())",
+        weaker: "let early = self.generation();
+                 if !self.running.join(cpu) {
+                     return Err(EnterError::UnknownCpu);
+                 }
+                 self.marked.leave(cpu);
+                 Ok(early)",
+        test: TAGGED,
+        complaint: RELEASED,
+    },
+    Weakening {
+        name: "a swap reads the first entry relaxed",
+        file: SWAP,
+        text: "fn swap_word(one: &AtomicU64, other: &AtomicU64) {
+    let was = other.swap(one.load(Ordering::Acquire), Ordering::SeqCst);",
+        weaker: "fn swap_word(one: &AtomicU64, other: &AtomicU64) {
+    let was = other.swap(one.load(Ordering::Relaxed), Ordering::SeqCst);",
+        test: SWAPPED,
+        complaint: "the page is older than the grant",
+    },
+    Weakening {
+        name: "a swap reads the second entry relaxed",
+        file: SWAP,
+        text: "fn swap_word(one: &AtomicU64, other: &AtomicU64) {
+    let was = other.swap(one.load(Ordering::Acquire), Ordering::SeqCst);",
+        weaker: "fn swap_word(one: &AtomicU64, other: &AtomicU64) {
+    let was = other.swap(one.load(Ordering::Acquire), Ordering::Release);",
+        test: SWAPPED,
+        complaint: "the page is older than the grant",
+    },
+];
+
+/// Files in which atomics order something, and how each is covered.
+const ORDERED: &[(&str, &str)] = &[
+    ("crates/flush/src/combine.rs", "interleavings"),
+    ("crates/flush/src/combine/seat.rs", "interleavings"),
+    ("crates/flush/src/cpus.rs", "interleavings"),
+    ("crates/gnttab/src/entry.rs", "interleavings"),
+    ("crates/gnttab/src/swap.rs", "interleavings"),
+    ("crates/gnttab/src/frames.rs", "a change of version: the lock of a table with nothing pinned"),
+    ("crates/p2m/src/cpus.rs", "interleavings"),
 ];
 
 /// The crates that have atomics, and what they need.
@@ -407,4 +466,37 @@ fn the_protocol_holds_in_every_interleaving_and_each_weakening_is_found() {
     for weakening in WEAKENINGS {
         check(&scratch, weakening);
     }
+}
+
+/// All other atomics are relaxed, and count: locks and what hardware guarantees do the rest.
+#[test]
+fn every_file_whose_atomics_order_something_is_known() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut found = Vec::new();
+    let mut folders = vec![workspace.join("crates")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder of the crates") {
+            let path = entry.expect("the folder is read").path();
+            let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
+            let is_test =
+                ["tests", "interleavings.rs"].contains(&name) || name.ends_with("_tests.rs");
+            if is_test {
+                continue;
+            }
+            if path.is_dir() {
+                folders.push(path);
+            } else if name.ends_with(".rs") {
+                let text = fs::read_to_string(&path).expect("a source file");
+                let orders = ["Acquire", "Release)", "Release,", "AcqRel", "SeqCst"];
+                if orders.iter().any(|order| text.contains(order)) {
+                    let file = path.strip_prefix(&workspace).expect("a file of the workspace");
+                    found.push(file.display().to_string());
+                }
+            }
+        }
+    }
+    found.sort();
+    let mut known: Vec<&str> = ORDERED.iter().map(|(file, _)| *file).collect();
+    known.sort_unstable();
+    assert_eq!(found, known, "each needs interleavings, or a reason");
 }
