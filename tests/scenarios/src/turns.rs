@@ -1,4 +1,4 @@
-//! Whose turn it is: orders of the actors' steps, those with few interruptions first.
+//! Whose turn it is: orders of the steps, those with few interruptions first.
 //!
 //! A run asks a [`Turns`] at each point where more than one actor could go on, and goes as
 //! it is told. [`Search`] tells it all ways that interrupt nobody, then all that interrupt
