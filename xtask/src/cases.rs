@@ -38,10 +38,10 @@ pub(crate) enum Processors {
     OneWithGuests,
     /// Three that run guests. They take turns.
     ThreeWithGuests,
-    /// The same, at the same time: on as many threads.
-    ThreeInParallel,
-    /// Four that run guests. They take turns.
+    /// Four that run guests of up to 48 bits of guest-physical address. They take turns.
     FourWithGuests,
+    /// Three that run guests, at the same time: on as many threads.
+    ThreeInParallel,
 }
 
 /// A guest that a case runs, of the package `quiesce-guests`.
@@ -252,7 +252,11 @@ pub(crate) const CASES: &[Case] = &[
         .together()
         .words("-- batches=10000 seed=2")
         .takes_long(),
-    Case::new("scenario", "a scenario file's steps; here the ones that are built in"),
+    Case::new("scenario", "a scenario file's steps; here the ones that are built in").four(),
+    Case::new("scenario-with-plant", "steps find the stale write of a guest that was not kicked")
+        .four()
+        .words("plant=skip-tlb")
+        .must_fail(),
     Case::new("error-is-a-failure", "a case that returns an error fails").must_fail(),
     Case::new("panic-is-a-failure", "a case that panics fails").must_fail(),
     Case::new("trap-is-a-failure", "an unexpected trap fails the case").must_fail(),

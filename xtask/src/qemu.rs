@@ -333,7 +333,7 @@ fn machine(image: &Path, trace: &Path, case: &Case) -> Command {
     // this machine is.
     const ONE: &[&str] = &["-cpu", "max,+svm"];
     const THREE: &[&str] = &["-smp", "3", "-cpu", "max,+svm"];
-    const FOUR: &[&str] = &["-smp", "4", "-cpu", "max,+svm"];
+    const FOUR: &[&str] = &["-smp", "4", "-cpu", "max,+svm,phys-bits=48"];
     let (threads, processors) = match case.processors {
         Processors::One => ("tcg,thread=single", &[][..]),
         Processors::OneWithGuests => ("tcg,thread=single", ONE),

@@ -16,7 +16,7 @@ use scenarios::{
 };
 use serde::Serialize;
 
-use crate::cases::{CASES, Case};
+use crate::cases::{CASES, Case, Processors};
 use crate::planted;
 use crate::progress::Steps;
 use crate::qemu::{Testbed, Verdict};
@@ -213,22 +213,18 @@ fn orders(verdict: &scenarios::Verdict) -> String {
 /// Boots the testbed with each scenario, once for each layout of tables.
 fn in_qemu(arguments: &Arguments, scripts: &[Script]) -> Result<Vec<Outcome>> {
     let plant = arguments.plant.as_deref();
-    let lie = plant.map(|plant| (plant, qemu::lie(plant)));
     let testbed = Testbed::prepare()?;
     let steps = Steps::new("qemu", scripts.len());
     let mut outcomes = Vec::new();
     for script in scripts {
         let file = script.file.display().to_string();
         steps.begin(&file);
-        let (result, why) = match (lie, qemu::lower(script)) {
-            (Some((plant, None)), _) => {
+        let (result, why) = match (plant, qemu::lower(script)) {
+            (Some(plant), _) if !qemu::has_plant(plant) => {
                 ("not-shown", format!("the testbed cannot plant `{plant}`"))
             }
             (_, Err(why)) => ("not-shown", why),
-            (lie, Ok(program)) => {
-                let lie = lie.and_then(|(_, word)| word).unwrap_or("lie=none");
-                boot(&testbed, &program, lie)?
-            }
+            (plant, Ok(program)) => boot(&testbed, &program, plant)?,
         };
         if !arguments.json {
             let reason = if why.is_empty() { String::new() } else { format!("\n    {why}") };
@@ -242,17 +238,24 @@ fn in_qemu(arguments: &Arguments, scripts: &[Script]) -> Result<Vec<Outcome>> {
 }
 
 /// Boots one scenario; the result, and why, or what was not shown of it.
-fn boot(testbed: &Testbed, program: &Program, lie: &str) -> Result<(&'static str, String)> {
+fn boot(
+    testbed: &Testbed,
+    program: &Program,
+    plant: Option<&str>,
+) -> Result<(&'static str, String)> {
     let found = CASES.iter().find(|case| case.name == "scenario");
     let case = found.context("the testbed has no case `scenario`")?;
     let iommu = if program.caching_mode { "caching-mode=on" } else { case.iommu };
-    let case = Case { iommu, ..*case };
-    for words in &program.boots {
-        let boot = testbed.boot_with(&case, &format!("{words} {lie}"), Some(&program.text))?;
-        let counted = if lie == "lie=none" { boot.miscounted() } else { None };
+    for qemu::Boot { text, words, guests } in &program.boots {
+        let processors = if *guests { case.processors } else { Processors::One };
+        let case = Case { iommu, processors, ..*case };
+        let words = format!("{words} plant={}", plant.unwrap_or("none"));
+        let boot = testbed.boot_with(&case, &words, Some(text))?;
+        let counted = if plant.is_none() { boot.miscounted() } else { None };
         if boot.verdict != Verdict::Passed || counted.is_some() {
             let failed = boot.serial.lines().find_map(|line| line.strip_prefix("FAIL scenario: "));
-            let why = failed.map(str::to_owned).unwrap_or_else(|| boot.explain(&case));
+            let why = failed.map(|why| program.in_words(why));
+            let why = why.unwrap_or_else(|| boot.explain(&case));
             return Ok(("fail", format!("{words}: {why}")));
         }
     }

@@ -1,51 +1,110 @@
 //! Scenarios for QEMU: what the testbed can carry out, and what QEMU cannot show.
 //!
-//! [`lower`] turns a [`Script`] into a [`Program`]: lines of numbers that the testbed reads
-//! from a boot module. What of it cannot be shown is said step by step; a step without
-//! which the rest means nothing makes the whole scenario one that is not shown.
+//! [`lower`] turns a [`Script`] into a [`Program`]: for each layout of tables a [`Boot`]
+//! with lines of numbers that the testbed reads from a boot module. What of it cannot be
+//! shown is said step by step; a step without which the rest means nothing makes the whole
+//! layout one that is not shown.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    format::{Access, AccessKind, Action, Attempt, Check, Clear, Cpus, Populate, Tables, Unit},
+    format::{Action, Attempt, Cpus, Tables},
     parse::Script,
-    values::{Count, Names},
+    values::Count,
 };
 
+mod access;
 mod calls;
+mod check;
+mod grants;
+mod hardware;
+mod machine;
+mod memory;
+mod workload;
 
 /// The first line of a program.
-const HEAD: &str = "quiesce-scenario 1";
+const HEAD: &str = "quiesce-scenario 2";
 /// Pages and mappings that a program can name.
-const NAMES: usize = 128;
+const NAMES: usize = 2048;
 /// Elements that one call can have.
-const ELEMENTS: usize = 128;
+const ELEMENTS: usize = 512;
+/// Halves of the address space, of 512 GiB each, that a processor can be told to reach
+/// beside the first.
+const PLACES: usize = 6;
 /// The testbed's word for a status that may be anything.
-const ANY_STATUS: u64 = 0xffff;
-/// Pages that the testbed clears one by one before it takes too long.
-const CLEARED: u64 = 4096;
+const ANY_STATUS: u64 = 0x8000;
+/// The testbed's words for no page, and for whatever page it is.
+const NONE: u64 = u64::MAX;
+const ANY: u64 = u64::MAX - 1;
+
+/// The testbed's number for its first device, the one that shows what it reads.
+const CONTROLLER: u64 = 16;
 
 /// What the testbed is given.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The boot module.
-    pub text: String,
-    /// Words for the command line, one set for each boot.
-    pub boots: Vec<String>,
+    /// One for each layout that can be shown.
+    pub boots: Vec<Boot>,
     /// The unit is in caching mode.
     pub caching_mode: bool,
-    /// Steps that QEMU cannot show, with the reason.
+    /// What cannot be shown, with the reason.
     pub unshown: Vec<String>,
+    /// What the testbed calls pages, devices and mappings, and what the file does.
+    names: BTreeMap<String, String>,
 }
 
-/// The testbed's word for a planted bug that it has too.
-#[must_use]
-pub fn lie(plant: &str) -> Option<&'static str> {
-    match plant {
-        "skip-iotlb" => Some("lie=skipped"),
-        "wrong-domain" => Some("lie=misdirected"),
-        _ => None,
+impl Program {
+    /// What the testbed says, with the names of the file.
+    #[must_use]
+    pub fn in_words(&self, text: &str) -> String {
+        let mut words = text.split(' ').peekable();
+        let mut told = Vec::new();
+        while let Some(word) = words.next() {
+            let number = words.peek().map_or("", |next| next.trim_end_matches([';', ',']));
+            match self.names.get(&format!("{word} {number}")) {
+                Some(name) => {
+                    let rest = words.next().map_or("", |next| &next[number.len()..]);
+                    told.push(format!("{name}{rest}"));
+                }
+                None => told.push(word.to_owned()),
+            }
+        }
+        told.join(" ")
     }
+}
+
+/// One boot of the testbed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Boot {
+    /// The boot module.
+    pub text: String,
+    /// Words for the command line.
+    pub words: String,
+    /// Processors run guests.
+    pub guests: bool,
+}
+
+/// Planted bugs that the testbed has too, under the same names.
+const PLANTS: [&str; 13] = [
+    "skip-tlb",
+    "skip-iotlb",
+    "unseen-cpu",
+    "lost-write",
+    "uncounted",
+    "entry-kept",
+    "early-drop",
+    "flush-twice",
+    "no-preemption",
+    "ignore-iotlb",
+    "ignore-context",
+    "wrong-domain",
+    "smaller-mask",
+];
+
+/// Whether the testbed has a planted bug too.
+#[must_use]
+pub fn has_plant(plant: &str) -> bool {
+    PLANTS.contains(&plant)
 }
 
 /// What the testbed can do of a script.
@@ -53,50 +112,56 @@ pub fn lie(plant: &str) -> Option<&'static str> {
 /// # Errors
 /// Why nothing of it can be shown.
 pub fn lower(script: &Script) -> Result<Program, String> {
-    let scenario = &script.scenario;
-    let (unit, machine) = (&scenario.unit, &scenario.machine);
-    let plain = Unit { caching_mode: unit.caching_mode, latency: unit.latency, ..Unit::default() };
-    if *unit != plain {
-        return Err("QEMU's unit has other properties than the file's".to_owned());
-    }
-    if machine.cpus == Cpus::Npt || machine.accessed {
-        return Err("the file is about CPUs, and none runs a guest".to_owned());
-    }
-    if machine.device_tlb {
-        return Err("the testbed's device has no TLB of its own".to_owned());
-    }
-    if machine.levels != 4 || machine.handle_pages != 1024 {
-        return Err("the testbed's domains have four levels and all their handles".to_owned());
-    }
-    if scenario.domain.len() > 1 || !scenario.device.is_empty() {
-        return Err("the testbed has one further domain and no further device".to_owned());
-    }
-    let mut lowering = Lowering::new(script);
-    for step in &script.steps {
-        lowering.line = step.line;
-        lowering
-            .step(&step.action)
-            .map_err(|why| format!("line {}: {}: {why}", step.line, step.action.name()))?;
-    }
-    if lowering.accesses == 0 {
-        return Err("no step is an access of the device that QEMU has".to_owned());
-    }
-    if !script.actors.is_empty() {
-        let why = "actors do not take turns in QEMU: their steps come as in the file";
-        lowering.unshown.insert(0, why.to_owned());
-    }
-    let layouts: &[&str] = match machine.tables {
-        Tables::Both => &["tables=separate", "tables=shared"],
-        Tables::Separate => &["tables=separate"],
-        Tables::Shared => &["tables=shared"],
+    let words = machine::words(script)?;
+    let machine = &script.scenario.machine;
+    let layouts: &[Layout] = match machine.tables {
+        // VT-d does not walk NPT.
+        Tables::Both if machine.cpus == Cpus::Npt => &[Layout::Separate],
+        Tables::Both => &[Layout::Separate, Layout::Shared],
+        Tables::Separate => &[Layout::Separate],
+        Tables::Shared => &[Layout::Shared],
     };
-    let iommu = if machine.registers { " iommu=registers" } else { "" };
-    Ok(Program {
-        text: lowering.text,
-        boots: layouts.iter().map(|layout| format!("{layout}{iommu}")).collect(),
-        caching_mode: unit.caching_mode,
-        unshown: lowering.unshown,
-    })
+    let mut unshown = Vec::new();
+    if !script.actors.is_empty() {
+        unshown
+            .push("actors do not take turns in QEMU: their steps come as in the file".to_owned());
+    }
+    let unit = &script.scenario.unit;
+    if !unit.coherent || unit.write_buffer {
+        unshown.push("QEMU's unit sees every store at once".to_owned());
+    }
+    if !unit.drain_writes || !unit.drain_reads {
+        unshown.push("QEMU has no access on its way for a command to wait for".to_owned());
+    }
+    let mut boots = Vec::new();
+    let mut names = BTreeMap::new();
+    let mut refused = None;
+    for layout in layouts {
+        let mut lowering = Lowering::new(script, *layout);
+        match lowering.script(script) {
+            Ok(()) => {
+                unshown.extend(lowering.unshown.iter().cloned());
+                names.extend(lowering.names());
+                boots.push(lowering.boot(&words));
+            }
+            Err(why) => refused = Some(why),
+        }
+    }
+    match (boots.is_empty(), refused) {
+        (true, why) => return Err(why.unwrap_or_default()),
+        (false, Some(why)) => unshown.push(format!("one of the two layouts: {why}")),
+        (false, None) => {}
+    }
+    let mut seen = BTreeSet::new();
+    unshown.retain(|why| seen.insert(why.clone()));
+    Ok(Program { boots, caching_mode: script.scenario.unit.caching_mode, unshown, names })
+}
+
+/// Whose tables devices walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    Separate,
+    Shared,
 }
 
 /// A mapping, as far as the testbed has to know it.
@@ -104,45 +169,123 @@ pub fn lower(script: &Script) -> Result<Program, String> {
 struct Placed {
     page: String,
     gfn: u64,
+    by: u64,
     /// None for a domain's own memory.
-    number: Option<usize>,
+    number: Option<u64>,
 }
 
 struct Lowering {
+    layout: Layout,
     text: String,
     unshown: Vec<String>,
     said: BTreeSet<(usize, &'static str)>,
     line: usize,
-    accesses: usize,
-    domains: BTreeMap<String, u16>,
-    pages: BTreeMap<String, usize>,
-    granted: BTreeSet<String>,
+    domains: BTreeMap<String, u64>,
+    devices: BTreeMap<String, u64>,
+    pages: BTreeMap<String, u64>,
     mappings: BTreeMap<String, Placed>,
-    handles: usize,
-    /// The testbed has given commands of its own since the mark.
-    own_commands: bool,
+    /// The number of each mapping's name.
+    numbers: BTreeMap<String, u64>,
+    /// The next reference of each table.
+    references: BTreeMap<u64, u64>,
+    /// Domains that each processor runs, and halves of the space that it reaches there.
+    runs: BTreeMap<(u64, u64), BTreeSet<u64>>,
+    /// What each processor runs at the moment.
+    inside: BTreeMap<u64, u64>,
+    callers: BTreeSet<u64>,
+    /// Domains that have the controller at some time.
+    controlled: BTreeSet<u64>,
 }
 
 type Lowered = Result<(), String>;
 
 impl Lowering {
-    fn new(script: &Script) -> Self {
+    fn new(script: &Script, layout: Layout) -> Self {
         let mut domains = BTreeMap::from([("front".to_owned(), 1), ("back".to_owned(), 2)]);
         let further = script.scenario.domain.iter().map(|domain| domain.get_ref().name.clone());
         domains.extend(further.zip(3..));
+        let mut devices = BTreeMap::from([("dev0".to_owned(), CONTROLLER)]);
+        let further = script.scenario.device.iter().map(|device| device.get_ref().name.clone());
+        devices.extend(further.zip(CONTROLLER + 1..));
         Self {
-            text: format!("{HEAD}\n"),
+            layout,
+            text: String::new(),
             unshown: Vec::new(),
             said: BTreeSet::new(),
             line: 0,
-            accesses: 0,
             domains,
+            devices,
             pages: BTreeMap::new(),
-            granted: BTreeSet::new(),
             mappings: BTreeMap::new(),
-            handles: 0,
-            own_commands: false,
+            numbers: BTreeMap::new(),
+            references: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            inside: BTreeMap::from([(1, 2)]),
+            callers: BTreeSet::new(),
+            controlled: BTreeSet::from([2]),
         }
+    }
+
+    fn script(&mut self, script: &Script) -> Lowered {
+        for step in &script.steps {
+            self.line = step.line;
+            self.step(&step.action)
+                .map_err(|why| format!("line {}: {}: {why}", step.line, step.action.name()))?;
+        }
+        self.line = script.steps.last().map_or(0, |step| step.line);
+        if script.steps.iter().any(|step| matches!(step.action, Action::Memory(_))) {
+            self.skip("which table lacks memory differs, so all flushes together are not compared");
+        } else {
+            let bound = script.scenario.bound.get_ref();
+            self.emit("bound", &[bound.tlb, bound.iotlb]);
+        }
+        if self.runs.values().any(|reach| reach.len() > PLACES) {
+            return Err(format!("processors reach {PLACES} far places"));
+        }
+        Ok(())
+    }
+
+    /// What comes before the steps, then the steps.
+    fn boot(self, words: &str) -> Boot {
+        let mut text = format!("{HEAD}\n");
+        for ((cpu, domain), reach) in &self.runs {
+            let reach: String = reach.iter().map(|half| format!(" {:#x}", half << 27)).collect();
+            text += &format!("0 cpu {cpu} {domain}{reach}\n");
+        }
+        for domain in &self.controlled {
+            text += &format!("0 queues {domain}\n");
+        }
+        for domain in &self.callers {
+            text += &format!("0 caller {domain}\n");
+        }
+        // One processor runs the backend from the beginning.
+        if self.runs.contains_key(&(1, 2)) {
+            text += "0 enter 1 2\n";
+        }
+        text += "0 mark\n";
+        let tables = match self.layout {
+            Layout::Separate => "tables=separate",
+            Layout::Shared => "tables=shared",
+        };
+        Boot {
+            text: text + &self.text,
+            words: format!("{tables}{words}"),
+            guests: !self.runs.is_empty(),
+        }
+    }
+
+    /// What has a name in the file and a number in the testbed.
+    fn names(&self) -> impl Iterator<Item = (String, String)> {
+        let named = |what: &'static str| {
+            move |(name, number): (&String, &u64)| (format!("{what} {number}"), format!("`{name}`"))
+        };
+        let devices = self
+            .devices
+            .iter()
+            .map(|(name, number)| (format!("device {}", number - CONTROLLER), format!("`{name}`")));
+        let processors = (1..=3).map(|cpu| (format!("processor {cpu}"), format!("`cpu{cpu}`")));
+        let pages = self.pages.iter().map(named("page"));
+        pages.chain(self.numbers.iter().map(named("mapping"))).chain(devices).chain(processors)
     }
 
     fn emit(&mut self, word: &str, values: &[u64]) {
@@ -157,70 +300,66 @@ impl Lowering {
         }
     }
 
-    fn number(&mut self, page: &str) -> Result<usize, String> {
-        let next = self.pages.len();
-        let number = *self.pages.entry(page.to_owned()).or_insert(next);
-        if number < NAMES { Ok(number) } else { Err("too many pages".to_owned()) }
+    fn number(&mut self, page: &str) -> Result<u64, String> {
+        numbered(&mut self.pages, page).ok_or_else(|| "too many pages".to_owned())
     }
 
     fn domain(&self, name: &str) -> u64 {
-        self.domains.get(name).copied().unwrap_or(0).into()
+        self.domains.get(name).copied().unwrap_or(0)
+    }
+
+    /// How many flushes the step asks for.
+    fn asked(&mut self, tlb: Option<Count>, iotlb: Option<Count>) {
+        if tlb.is_none() && iotlb.is_none() {
+            return;
+        }
+        let any = Count { min: 0, max: u64::MAX };
+        let (tlb, iotlb) = (tlb.unwrap_or(any), iotlb.unwrap_or(any));
+        self.emit("asked", &[tlb.min, tlb.max, iotlb.min, iotlb.max]);
     }
 
     fn step(&mut self, action: &Action) -> Lowered {
         match action {
-            Action::Grant(grant) => {
-                if grant.by != "front" || grant.to != "back" || grant.reference.is_some() {
-                    return Err("the testbed's frontend grants to its backend only".to_owned());
-                }
-                for page in &grant.pages.0 {
-                    if self.pages.contains_key(page) {
-                        return Err("the testbed grants a page once".to_owned());
-                    }
-                    let number = self.number(page)?;
-                    self.granted.insert(page.clone());
-                    self.emit("grant", &[number as u64, grant.read_only.into()]);
-                }
-                Ok(())
-            }
-            Action::TakeBack(take) => {
-                if take.result != Attempt::Ok {
-                    return Err("it may be refused".to_owned());
-                }
-                for page in &take.pages.0 {
-                    let number = self.number(page)?;
-                    self.emit("take-back", &[number as u64]);
-                }
-                Ok(())
-            }
-            Action::EndAccess(end) => {
-                let works = match end.result {
-                    Attempt::Ok => 1,
-                    Attempt::Busy | Attempt::Refused => 0,
-                    Attempt::Any => return Err("it may be refused".to_owned()),
-                };
-                for page in &end.pages.0 {
-                    let number = self.number(page)?;
-                    self.emit("ends", &[number as u64, works]);
-                }
-                Ok(())
-            }
+            Action::Grant(grant) => self.grant(grant),
+            Action::Entry(entry) => self.entry(entry),
+            Action::Word(word) => self.word(word),
+            Action::TakeBack(take) => self.end_grants("take-back", &take.pages, take.result),
+            Action::EndAccess(end) => self.end_grants("ends", &end.pages, end.result),
             Action::Map(map) => self.map(map),
             Action::Unmap(unmap) => self.unmap(unmap),
+            Action::Copy(copy) => self.copy(copy),
+            Action::GoOn(call) => self.go_on(call),
+            Action::Swap(swap) => self.swap(swap),
+            Action::SetVersion(set) => self.set_version(set),
+            Action::ListFrames(list) => self.list_frames(list),
+            Action::StatusFrame(frame) => self.status_frame(frame),
             Action::Populate(populate) => self.populate(populate),
             Action::Clear(clear) => self.clear(clear),
-            Action::Access(access) => self.access(access),
-            Action::Reattach(reattach) => {
-                if reattach.device != "dev0" || reattach.result != Attempt::Ok {
-                    return Err("only its one device moves".to_owned());
-                }
-                let (from, to) = (self.domain(&reattach.from), self.domain(&reattach.to));
-                self.own_commands = true;
-                self.emit("move", &[from, to]);
+            Action::Restrict(restrict) => self.restrict(restrict),
+            Action::SwapPage(swap) => self.swap_page(swap),
+            Action::MovePage(page) => self.move_page(page),
+            Action::Memory(memory) => {
+                self.emit("memory", &[memory.left.map_or(NONE, |left| left as u64)]);
                 Ok(())
             }
+            Action::Access(access) => self.access(access),
+            Action::Attach(attach) => self.attach(attach),
+            Action::Detach(detach) => self.detach(detach),
+            Action::Reattach(reattach) => self.reattach(reattach),
+            Action::Enter(enter) => self.enter(enter),
+            Action::Leave(leave) => self.leave(leave),
+            Action::Fail(fail) => self.fail(fail),
+            Action::Repair(_) => {
+                self.emit("repair", &[]);
+                Ok(())
+            }
+            Action::Faults(faults) => self.faults(faults),
+            Action::Retry(retry) => {
+                self.emit("retry", &[retry.left as u64]);
+                Ok(())
+            }
+            Action::Destroy(destroy) => self.destroy(destroy),
             Action::Mark(_) => {
-                self.own_commands = false;
                 self.emit("mark", &[]);
                 Ok(())
             }
@@ -230,161 +369,36 @@ impl Lowering {
                 Ok(())
             }
             Action::Reuse(_) => {
-                self.skip("freed frames are not given to a stranger");
-                Ok(())
-            }
-            Action::Enter(_) | Action::Leave(_) => {
-                self.skip("no CPU runs a guest");
+                self.skip("freed frames are not given to a stranger: QEMU keeps no way to tables");
                 Ok(())
             }
             Action::DmaBegin(_) | Action::DmaFinish(_) => {
                 self.skip("QEMU's DMA is not on its way: it has landed");
                 Ok(())
             }
-            Action::Entry(_)
-            | Action::Word(_)
-            | Action::Copy(_)
-            | Action::GoOn(_)
-            | Action::Swap(_)
-            | Action::SetVersion(_)
-            | Action::ListFrames(_)
-            | Action::StatusFrame(_)
-            | Action::Restrict(_)
-            | Action::SwapPage(_)
-            | Action::MovePage(_)
-            | Action::Attach(_)
-            | Action::Detach(_)
-            | Action::Unplug(_)
-            | Action::DeclareGone(_)
-            | Action::Fail(_)
-            | Action::Repair(_)
-            | Action::Faults(_)
-            | Action::Memory(_)
-            | Action::Retry(_)
-            | Action::Destroy(_)
-            | Action::Workload(_) => Err("the testbed has no such step".to_owned()),
-        }
-    }
-
-    fn populate(&mut self, populate: &Populate) -> Lowered {
-        if populate.result != Attempt::Ok {
-            return Err("it may be refused".to_owned());
-        }
-        let domain = self.domain(&populate.by);
-        let stride = populate.stride.unwrap_or(1 << populate.order);
-        for (place, name) in populate.pages.0.iter().enumerate() {
-            let gfn = populate.at.wrapping_add(stride.wrapping_mul(place as u64));
-            let number = self.number(name)?;
-            let placed = Placed { page: name.clone(), gfn, number: None };
-            self.mappings.insert(name.clone(), placed);
-            self.emit("populate", &[number as u64, domain, gfn, populate.order.into()]);
-        }
-        Ok(())
-    }
-
-    fn clear(&mut self, clear: &Clear) -> Lowered {
-        if clear.result != Attempt::Ok || clear.count > CLEARED {
-            return Err("the testbed clears few pages, one by one".to_owned());
-        }
-        self.skip("pages are cleared one by one, each with its flush; tables stay");
-        let domain = self.domain(&clear.by);
-        self.own_commands = true;
-        self.emit("clear", &[domain, clear.first, clear.count]);
-        Ok(())
-    }
-
-    fn access(&mut self, access: &Access) -> Lowered {
-        if access.by.0.iter().any(|name| name != "dev0") {
-            self.skip("no CPU runs a guest, and there is no other device");
-        }
-        if !access.by.0.iter().any(|name| name == "dev0") {
-            return Ok(());
-        }
-        if access.kind == AccessKind::Read {
-            self.skip("what a device reads is not seen");
-            return Ok(());
-        }
-        let mut places = Vec::new();
-        for name in access.mappings.iter().flat_map(|names| &names.0) {
-            let placed = self.mappings.get(name).ok_or_else(|| format!("`{name}` is nowhere"))?;
-            places.push((placed.gfn, placed.page.clone()));
-        }
-        if let Some(numbers) = &access.at {
-            let count = numbers.many().unwrap_or(1);
-            let numbers = (0..count).filter_map(|place| numbers.at(place));
-            places.extend(numbers.map(|gfn| (*gfn, String::new())));
-        }
-        for (place, (gfn, own)) in places.into_iter().enumerate() {
-            let page = match access.reaches.at(place).map_or("any", String::as_str) {
-                "any" => continue,
-                "fault" => {
-                    self.accesses += 1;
-                    self.emit("faults", &[gfn]);
-                    continue;
-                }
-                "same" => own,
-                other => other.to_owned(),
-            };
-            self.accesses += 1;
-            let number = self.number(&page)?;
-            self.emit("reaches", &[gfn, number as u64]);
-        }
-        Ok(())
-    }
-
-    fn check(&mut self, check: &Check) -> Lowered {
-        let commands = check.commands.as_ref().map(|commands| {
-            let iotlb = commands.iter().filter(|command| command.starts_with("iotlb")).count();
-            Count { min: iotlb as u64, max: iotlb as u64 }
-        });
-        for count in [commands, check.iotlb_commands].into_iter().flatten() {
-            if !self.own_commands {
-                self.emit("commands", &[count.min, count.max]);
+            Action::Unplug(_) | Action::DeclareGone(_) => {
+                Err("the testbed's devices stay".to_owned())
             }
+            Action::Workload(workload) => self.workload(workload),
         }
-        if let Some(count) = check.pages_flushed
-            && !self.own_commands
-        {
-            self.emit("flushed", &[count.min, count.max]);
-        }
-        let released = check.released.iter().flat_map(|names: &Names| &names.0);
-        let released: Vec<String> = released
-            .filter_map(|name| self.mappings.get(name).map(|placed| placed.page.clone()))
-            .collect();
-        let idle = check.idle.iter().flat_map(|names| names.0.clone());
-        let of = |names: &Option<Names>| names.clone().unwrap_or_default().0;
-        let bits = [
-            (released.into_iter().chain(idle).collect(), 0, 0),
-            (of(&check.reading), 1, 0),
-            (of(&check.writing), 1, 1),
-        ];
-        for (pages, reading, writing) in bits {
-            for page in pages {
-                let number = self.number(&page)?;
-                self.emit("in-use", &[number as u64, reading, writing]);
-            }
-        }
-        let counted = check.iotlb_commands.is_some() || check.pages_flushed.is_some();
-        if self.own_commands && (counted || check.commands.is_some()) {
-            self.skip("the testbed has given commands of its own, so none are counted");
-        } else if check.commands.is_some() {
-            self.skip("of the commands only the number of those for the IOTLB is compared");
-        }
-        let others = [
-            check.mapped.is_some(),
-            check.held.is_some(),
-            check.free.is_some(),
-            check.kept.is_some(),
-            check.counted.is_some(),
-            check.kicks.is_some(),
-            check.tables.is_some(),
-            check.batches_held.is_some(),
-            check.pinned.is_some(),
-            check.handles.is_some(),
-        ];
-        if others.contains(&true) {
-            self.skip("what the model's books say is not looked at");
-        }
-        Ok(())
     }
 }
+
+/// The number of a name, a new one if it has none.
+fn numbered(numbers: &mut BTreeMap<String, u64>, name: &str) -> Option<u64> {
+    let next = numbers.len() as u64;
+    let number = *numbers.entry(name.to_owned()).or_insert(next);
+    (number < NAMES as u64).then_some(number)
+}
+
+/// The testbed's word for what becomes of an attempt.
+fn attempt(result: Attempt) -> u64 {
+    match result {
+        Attempt::Ok => 0,
+        Attempt::Busy | Attempt::Refused => 1,
+        Attempt::Any => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,8 @@
 //!
 //! Their steps come from fixed seeds; see [`host::workloads`].
 
+use std::sync::OnceLock;
+
 use host::workloads::{self, Workload};
 
 /// Whether there is a workload of this name.
@@ -12,6 +14,8 @@ pub fn known(name: &str) -> bool {
 
 /// The workload of this name.
 #[must_use]
-pub fn named(name: &str) -> Option<Workload> {
-    workloads::all().into_iter().find(|workload| workload.name == name)
+pub fn named(name: &str) -> Option<&'static Workload> {
+    // To generate them takes longer than to play one.
+    static ALL: OnceLock<Vec<Workload>> = OnceLock::new();
+    ALL.get_or_init(workloads::all).iter().find(|workload| workload.name == name)
 }

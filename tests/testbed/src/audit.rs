@@ -38,6 +38,12 @@ impl Flushes {
         self.carried_out.get()
     }
 
+    /// How many genuine flushes were asked for, carried out or not.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        self.started.get()
+    }
+
     fn start(&self) -> u64 {
         let number = self.started.get().saturating_add(1);
         self.started.set(number);

@@ -94,6 +94,14 @@ impl<const WORDS: usize> FrameMap<WORDS> {
         })
     }
 
+    /// Whether the frame is managed and free.
+    #[must_use]
+    pub fn is_free(&self, frame: Mfn) -> bool {
+        position(frame).is_some_and(|(index, bit)| {
+            self.free.get(index).is_some_and(|word| word.load(Ordering::Acquire) & bit != 0)
+        })
+    }
+
     /// How many managed frames are free at the moment.
     #[must_use]
     pub fn free_frames(&self) -> u64 {

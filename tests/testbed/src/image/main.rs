@@ -26,6 +26,7 @@ mod machine;
 mod memory;
 mod mmio;
 mod pci;
+mod planted;
 mod poison;
 mod port;
 mod processors;

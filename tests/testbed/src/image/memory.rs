@@ -112,6 +112,11 @@ pub(crate) fn initialise(
     Ok(info)
 }
 
+/// Whether a frame is managed and not allocated.
+pub(crate) fn is_free(frame: Mfn) -> bool {
+    FRAMES.is_free(frame)
+}
+
 /// How many frames are free at the moment.
 pub(crate) fn free_frames() -> u64 {
     FRAMES.free_frames()

@@ -354,6 +354,12 @@ static CASES: &[Case] = &[
         summary: "the steps of the first boot module; without one, those built in",
         run: scenario::run,
     },
+    Case {
+        name: "scenario-with-plant",
+        expect: Expect::Fail,
+        summary: "plant=skip-tlb: the steps that are built in find the guest's stale write",
+        run: scenario::run,
+    },
 ];
 
 /// Run the case that the command line names.

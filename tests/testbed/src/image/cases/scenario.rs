@@ -1,51 +1,145 @@
 //! A scenario file in the testbed: its steps, carried out one by one.
 //!
 //! The runner passes them as the first boot module (`testbed::scenario`). Options:
-//! `tables=separate` or `tables=shared`, `lie=none`, `lie=skipped` or `lie=misdirected`.
+//! `tables=separate` or `tables=shared`, `levels=3`, `handle_pages=N`, properties of the unit
+//! ([`setup`]), and `plant=NAME` for a planted bug.
 
 use arrayvec::ArrayVec;
 use flush::{DomainId, Gfn, Mfn};
-use gnttab::Outcome;
+use gnttab::Call;
 use iommu_vtd::Counters;
-use testbed::audit::Lie;
+use spin::mutex::{SpinMutex, SpinMutexGuard};
 use testbed::failure::{Context, Failure};
-use testbed::scenario::{self, ANY_STATUS, BUILT_IN, Line, NAMES};
+use testbed::scenario::{self, BUILT_IN, Line, NAMES};
 use testbed::{ensure, fail};
 
 use crate::devices::edu::Edu;
-use crate::embedding::{Layout, Memory};
+use crate::guest::{Occupant, Seat};
 use crate::machine::Machine;
-use crate::world::{BYSTANDER, Field, Manner, Overwritten, Scripted, World};
-use crate::{poison, say};
+use crate::processors::{self, Processors, Work};
+use crate::say;
+use crate::world::scripted::Scripted;
+use crate::world::{Hung, Manner, Mischief, Overwritten, World};
+
+mod access;
+mod calls;
+mod check;
+mod grants;
+mod hardware;
+mod memory;
+mod setup;
+
+use setup::Plant;
 
 /// Elements of one call.
-const ELEMENTS: usize = 128;
+const ELEMENTS: usize = 512;
+/// Processors that can run guests.
+const SEATS: usize = 3;
+/// Virtual processors: one for each domain that a processor runs.
+const OCCUPANTS: usize = 4;
+/// Grants of one page.
+const GRANTS: usize = 4;
 
 /// A page that has a name.
-#[derive(Clone, Copy)]
+#[derive(Clone, Debug)]
 struct Page {
     frame: Mfn,
+    /// Where its owner has it.
     gfn: Gfn,
     order: u8,
+    owner: DomainId,
+    /// Its grants, by table and reference.
+    grants: ArrayVec<(DomainId, u32), GRANTS>,
 }
 
 impl Page {
     /// The frame of it that is at `gfn`, or its first.
-    fn at(self, gfn: Gfn) -> Mfn {
+    fn at(&self, gfn: Gfn) -> Mfn {
         let offset = gfn.get().wrapping_sub(self.gfn.get());
         let inside = offset < 1 << self.order;
         Mfn::new(self.frame.get() + if inside { offset } else { 0 })
     }
 }
 
-struct Played {
-    world: World,
-    lie: Lie,
+/// A mapping that has a name.
+#[derive(Clone, Copy, Debug)]
+struct Mapped {
+    page: usize,
+    by: DomainId,
+    gfn: Gfn,
+    handle: u32,
+    /// The granter and the reference.
+    grant: (DomainId, u32),
+}
+
+/// An element of a call.
+#[derive(Clone, Copy, Debug)]
+struct Element {
+    /// What its status must be.
+    status: Option<i16>,
+    /// What a map makes, under this name.
+    made: Option<(usize, Mapped)>,
+    /// Pages whose entries change places.
+    swapped: Option<((DomainId, u32), (DomainId, u32))>,
+}
+
+/// A call that was left.
+struct Left {
+    by: DomainId,
+    operation: Scripted,
+    rest: Call,
+    elements: usize,
+}
+
+/// Where counts began.
+#[derive(Clone, Copy, Default)]
+struct Marked {
+    counters: Counters,
+    kicks: u64,
+}
+
+/// What the names of a scenario stand for. Too large for a stack.
+struct Books {
     pages: [Option<Page>; NAMES],
-    handles: [u32; NAMES],
-    /// Expected statuses of the elements so far, and the mapping each is.
-    elements: ArrayVec<(Option<i16>, usize), ELEMENTS>,
-    marked: Counters,
+    mappings: [Option<Mapped>; NAMES],
+    /// Elements of the call to come.
+    elements: ArrayVec<Element, ELEMENTS>,
+    /// Where pages are to be written to next, and their names.
+    used: ArrayVec<(Gfn, usize), ELEMENTS>,
+}
+
+static BOOKS: SpinMutex<Books> = SpinMutex::new(Books {
+    pages: [const { None }; NAMES],
+    mappings: [const { None }; NAMES],
+    elements: ArrayVec::new_const(),
+    used: ArrayVec::new_const(),
+});
+
+struct Played<'w> {
+    world: &'w World,
+    plant: Plant,
+    mischief: Mischief,
+    seats: &'w [Seat<'w>; SEATS],
+    /// The second device, once it is needed.
+    edu: Option<Edu>,
+    /// Whose each device is.
+    owners: [Option<DomainId>; 2],
+    books: &'static mut Books,
+    left: Option<Left>,
+    hung: Option<Hung>,
+    /// A command that the unit has refused is yet to be repeated.
+    refused: bool,
+    overwritten: Overwritten,
+    /// Frames that are kept from everybody, in a list of their own.
+    drained: Option<Mfn>,
+    marked: Marked,
+    /// The step, and the flushes that had been asked for when it began.
+    step: (u64, (u64, u64)),
+    /// Batches of the last walk over a range.
+    batches: u64,
+    /// Flushes that were asked for once more, because they had failed.
+    again: (u64, u64),
+    unique: u64,
 }
 
 /// Carry out the steps.
@@ -55,269 +149,187 @@ pub(super) fn run(machine: &Machine) -> Result<(), Failure> {
         None => BUILT_IN,
     };
     let words = machine.command_line();
-    let layout = match words.get("tables") {
-        None | Some("separate") => Layout::Separate,
-        Some("shared") => Layout::Shared,
-        Some(other) => fail!("tables={other} is neither separate nor shared"),
-    };
-    let lie = match words.get("lie") {
-        None | Some("none") => Lie::None,
-        Some("skipped") => Lie::Skipped,
-        Some("misdirected") => Lie::Misdirected(BYSTANDER),
-        Some(other) => fail!("lie={other} is neither none, skipped nor misdirected"),
-    };
-    let world = World::new(machine, layout)?;
-    if lie == Lie::Misdirected(BYSTANDER) {
-        // Only a domain with a device is given commands.
-        let edu = Edu::open(0, u64::MAX)?;
-        let device = world.hypervisor.iommu.device(edu.function())?;
-        world.attach(world.guest(BYSTANDER)?, device)?;
+    let plant = Plant::named(words.get("plant").unwrap_or("none"))?;
+    let world = setup::world(machine, &words, plant)?;
+    // Large, and so filled where it is.
+    let mut occupants = ArrayVec::new();
+    seat_all(&world, text, &mut occupants)?;
+    let seats = [1, 2, 3].map(|number| Seat::new(number, &occupants));
+    let mut played = Played::new(&world, plant, &seats)?;
+    if occupants.is_empty() {
+        return played.play(text);
     }
-    let mut played = Played {
-        marked: world.counters(),
-        world,
-        lie,
-        pages: [None; NAMES],
-        handles: [u32::MAX; NAMES],
-        elements: ArrayVec::new(),
+    let processors = Processors::start(machine)?;
+    let serve = |place: usize| {
+        let seat = &seats[place];
+        move || seat.serve()
     };
-    // The pages for calls are there before any command is counted.
-    for position in [0, ELEMENTS as u32 - 1] {
-        played.world.put_map(position, 0, Gfn::new(0), false)?;
-        played.world.put_unmap(position, 0, Gfn::new(0))?;
+    let actions = [serve(0), serve(1), serve(2)];
+    let mut work: ArrayVec<Work<'_>, SEATS> = ArrayVec::new();
+    for (processor, action) in (1..).zip(&actions) {
+        work.push(Work { processor, action });
     }
-    played.marked = played.world.counters();
-    let mut steps = 0_u64;
+    processors.together(&work, || {
+        let done = played.play(text);
+        let mut set = flush::CpuSet::new();
+        for (number, seat) in (1..).zip(&seats) {
+            seat.stop();
+            ensure!(set.insert(number), "processor {number} has an impossible number");
+        }
+        processors::kick(&set);
+        done
+    })?
+}
+
+/// Makes the virtual processors that the steps need: lines `cpu`.
+#[inline(never)]
+fn seat_all<'w>(
+    world: &'w World,
+    text: &str,
+    all: &mut ArrayVec<Occupant<'w>, OCCUPANTS>,
+) -> Result<(), Failure> {
+    /// The first page of the memory of each, and the distance to the next one's.
+    const AT: u64 = 0x60;
+    const PAGES: u64 = 0x10;
     for line in scenario::lines(text).context("the boot module")? {
         let line = line.context("the boot module")?;
-        steps += 1;
-        if let Err(failure) = played.step(&line) {
-            say!("@ broken line={}", line.number);
-            fail!("line {}: {failure}", line.number);
-        }
+        let ("cpu", [cpu, domain, reach @ ..]) = (line.word, line.values.as_slice()) else {
+            continue;
+        };
+        let seat = seat_number(*cpu)?;
+        let guest = world.guest(number(*domain)?)?;
+        let reach: ArrayVec<Gfn, { scenario::VALUES }> =
+            reach.iter().map(|gfn| Gfn::new(*gfn)).collect();
+        ensure!(!all.is_full(), "no room for another virtual processor");
+        let at = Gfn::new(AT + PAGES * seat as u64);
+        all.push(Occupant::new(&world.hypervisor, guest, seat + 1, at, &reach)?);
     }
-    say!("@ scenario steps={steps}");
-    played.world.report_boot(Overwritten::default());
     Ok(())
 }
 
-impl Played {
-    fn step(&mut self, line: &Line<'_>) -> Result<(), Failure> {
-        match (line.word, line.values.as_slice()) {
-            ("grant", [page, read_only]) => self.grant(*page, *read_only != 0),
-            ("populate", [page, domain, gfn, order]) => {
-                self.populate(*page, *domain, Gfn::new(*gfn), *order)
-            }
-            ("map", [mapping, page, gfn, read_only, status]) => {
-                let position = self.element(*mapping, *status)?;
-                let place = u32::try_from(*page).context("a page")?;
-                self.world.put_map(position, place, Gfn::new(*gfn), *read_only != 0)
-            }
-            ("unmap", [mapping, gfn, status]) => {
-                let position = self.element(*mapping, *status)?;
-                let handle = *self.handles.get(name(*mapping)?).context("a mapping")?;
-                self.world.put_unmap(position, handle, Gfn::new(*gfn))
-            }
-            ("alter-map", [field, value]) => {
-                self.world.alter_map(self.last_element()?, named(*field)?, *value)
-            }
-            ("alter-unmap", [field, value]) => {
-                self.world.alter_unmap(self.last_element()?, named(*field)?, *value)
-            }
-            ("call-map", [tlb, most_tlb, iotlb, most_iotlb]) => {
-                self.call(Scripted::Map, (*tlb, *most_tlb), (*iotlb, *most_iotlb))
-            }
-            ("call-unmap", [tlb, most_tlb, iotlb, most_iotlb]) => {
-                self.call(Scripted::Unmap, (*tlb, *most_tlb), (*iotlb, *most_iotlb))
-            }
-            ("call-replace", [tlb, most_tlb, iotlb, most_iotlb]) => {
-                self.call(Scripted::Replace, (*tlb, *most_tlb), (*iotlb, *most_iotlb))
-            }
-            ("take-back", [page]) => {
-                let place = u32::try_from(*page).context("a page")?;
-                self.world.take_back(place).map(|_| ())
-            }
-            ("clear", [domain, first, count]) => self.clear(*domain, *first, *count),
-            ("reaches", [gfn, page]) => self.access(Gfn::new(*gfn), Some(*page)),
-            ("faults", [gfn]) => self.access(Gfn::new(*gfn), None),
-            ("move", [from, to]) => self.hand_over(*from, *to),
-            ("mark", []) => {
-                self.marked = self.world.counters();
-                Ok(())
-            }
-            ("commands", [least, most]) => {
-                let now = self.world.counters().iotlb_commands;
-                let given = now - self.marked.iotlb_commands;
-                ensure!((*least..=*most).contains(&given), "{given} IOTLB commands were given");
-                Ok(())
-            }
-            ("flushed", [least, most]) => {
-                let pages = self.world.counters().pages_flushed - self.marked.pages_flushed;
-                ensure!((*least..=*most).contains(&pages), "{pages} pages were named");
-                Ok(())
-            }
-            ("in-use", [page, reading, writing]) => {
-                let place = u32::try_from(*page).context("a page")?;
-                let in_use = self.world.in_use(place)?;
-                let expected = (*reading != 0, *writing != 0);
-                ensure!(in_use == expected, "grant {page} is in use: {in_use:?}");
-                Ok(())
-            }
-            ("ends", [page, works]) => {
-                let place = u32::try_from(*page).context("a page")?;
-                let ended = self.world.end_grant(place)?;
-                ensure!(ended == (*works != 0), "grant {page} is ended: {ended}");
-                Ok(())
-            }
-            (word, values) => fail!("there is no step `{word}` with {} numbers", values.len()),
-        }
-    }
+/// The place of a processor's seat.
+fn seat_number(cpu: u64) -> Result<usize, Failure> {
+    let seat = usize::try_from(cpu).ok().and_then(|cpu| cpu.checked_sub(1));
+    seat.filter(|seat| *seat < SEATS).context("a processor from 1 to 3")
+}
 
-    fn domain(&self, number: u64) -> Result<DomainId, Failure> {
-        let number = u16::try_from(number).context("a domain")?;
-        Ok(self.world.guest(DomainId::new(number))?.id())
-    }
-
-    fn know(&mut self, page: u64, known: Page) -> Result<(), Failure> {
-        *self.pages.get_mut(name(page)?).context("a page")? = Some(known);
-        Ok(())
-    }
-
-    fn grant(&mut self, page: u64, read_only: bool) -> Result<(), Failure> {
-        let place = u32::try_from(page).context("a page")?;
-        let frame = self.world.grant_one(place, read_only)?;
-        // Where its owner has it concerns no device.
-        self.know(page, Page { frame, gfn: Gfn::new(u64::MAX), order: 0 })
-    }
-
-    fn populate(&mut self, page: u64, domain: u64, gfn: Gfn, order: u64) -> Result<(), Failure> {
-        let guest = self.world.guest(self.domain(domain)?)?;
-        let order = u8::try_from(order).context("an order")?;
-        let frame = self.world.hypervisor.populate(guest, gfn, order)?;
-        self.know(page, Page { frame, gfn, order })
-    }
-
-    /// Takes note of an element of the call to come; its position.
-    fn element(&mut self, mapping: u64, status: u64) -> Result<u32, Failure> {
-        let position = u32::try_from(self.elements.len()).context("an element")?;
-        // A status is written as the number it is without its sign.
-        let status = match status {
-            ANY_STATUS => None,
-            status => Some(i16::try_from(status).context("a status")?.wrapping_neg()),
-        };
-        let element = (status, name(mapping)?);
-        self.elements.try_push(element).ok().context("no room for another element")?;
-        Ok(position)
-    }
-
-    /// The position of the element that was written last.
-    fn last_element(&self) -> Result<u32, Failure> {
-        let last = self.elements.len().checked_sub(1).context("an element to change")?;
-        u32::try_from(last).context("an element")
-    }
-
-    fn call(
-        &mut self,
-        operation: Scripted,
-        tlb: (u64, u64),
-        iotlb: (u64, u64),
-    ) -> Result<(), Failure> {
-        let audit = &self.world.audit;
-        let before = (audit.tlb.carried_out(), audit.iotlb.carried_out());
-        let count = u32::try_from(self.elements.len()).context("elements")?;
-        let outcome = self.world.scripted(operation, count, &Manner::lying(self.lie))?;
-        ensure!(outcome == Outcome::Done, "the call ended as {outcome:?}");
-        let elements = core::mem::take(&mut self.elements);
-        for (position, (expected, mapping)) in (0..).zip(elements) {
-            let status = if operation == Scripted::Map {
-                let (status, handle) = self.world.map_answer(position)?;
-                *self.handles.get_mut(mapping).context("a mapping")? = handle;
-                status
-            } else {
-                self.world.unmap_status(position)?
-            };
-            let expected = expected.unwrap_or(status);
-            ensure!(status == expected, "element {position} has status {status}, not {expected}");
-        }
-        if self.lie == Lie::None {
-            let audit = &self.world.audit;
-            let tlb_flushes = audit.tlb.carried_out() - before.0;
-            let iotlb_flushes = audit.iotlb.carried_out() - before.1;
-            ensure!((tlb.0..=tlb.1).contains(&tlb_flushes), "{tlb_flushes} flushes of CPUs");
-            ensure!(
-                (iotlb.0..=iotlb.1).contains(&iotlb_flushes),
-                "{iotlb_flushes} flushes of devices"
-            );
-        }
-        Ok(())
-    }
-
-    fn clear(&self, domain: u64, first: u64, count: u64) -> Result<(), Failure> {
-        let guest = self.world.guest(self.domain(domain)?)?;
-        for gfn in (first..first.saturating_add(count)).map(Gfn::new) {
-            if guest.lookup(gfn).is_some() {
-                self.world.hypervisor.depopulate(guest, gfn, |_| Ok(()))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets the controller write at `gfn`: it must reach `page`, or nothing that has a name.
-    fn access(&self, gfn: Gfn, page: Option<u64>) -> Result<(), Failure> {
-        let wanted = match page {
-            Some(page) => {
-                let known = self.pages.get(name(page)?).copied().flatten();
-                Some(known.context("the page has never been")?.at(gfn))
-            }
-            None => None,
-        };
-        for known in self.pages.iter().flatten() {
-            poison::fill(known.at(gfn))?;
-        }
-        // What was recorded before is no concern of this access.
-        self.world.faults();
-        self.world.write_page(gfn)?;
-        for (number, known) in self.pages.iter().enumerate() {
-            let Some(known) = known else { continue };
-            let frame = known.at(gfn);
-            let words = crate::memory::words(frame).context("words of a frame")?;
-            let written = words.iter().filter(|word| !poison::is_left(word)).count();
-            let expected = if wanted == Some(frame) { words.len() } else { 0 };
-            ensure!(
-                written == expected,
-                "the device wrote {written} words of page {number} ({frame:?}), not {expected}"
-            );
-        }
-        self.world.faults();
-        Ok(())
-    }
-
-    /// The controller goes from one domain to another, onto queues in its memory.
-    fn hand_over(&self, from: u64, to: u64) -> Result<(), Failure> {
-        let (from, to) = (self.domain(from)?, self.domain(to)?);
-        let (from, to) = (self.world.guest(from)?, self.world.guest(to)?);
-        self.world.stop_controller()?;
-        let units = self.world.hypervisor.iommu.units();
-        from.dma().reattach(to.dma(), units, &Memory, self.world.controller).context("reattach")?;
-        self.world.start_controller(to)
-    }
+/// A domain's number.
+fn number(domain: u64) -> Result<DomainId, Failure> {
+    Ok(DomainId::new(u16::try_from(domain).context("a domain")?))
 }
 
 /// A name's number.
 fn name(number: u64) -> Result<usize, Failure> {
     let number = usize::try_from(number).ok().filter(|number| *number < NAMES);
-    number.context("a name's number below 128")
+    number.context("a name's number")
 }
 
-/// A field by its number, as the runner counts them.
-fn named(field: u64) -> Result<Field, Failure> {
-    Ok(match field {
-        0 => Field::Reference,
-        1 => Field::Domain,
-        2 => Field::Flags,
-        3 => Field::Handle,
-        4 => Field::Address,
-        5 => Field::Other,
-        other => fail!("there is no field {other}"),
-    })
+impl<'w> Played<'w> {
+    fn new(world: &'w World, plant: Plant, seats: &'w [Seat<'w>; SEATS]) -> Result<Self, Failure> {
+        for seat in seats {
+            seat.seen.store(!plant.unseen, core::sync::atomic::Ordering::SeqCst);
+        }
+        let mut played = Self {
+            world,
+            plant,
+            mischief: Mischief { slip: plant.slip, ..Mischief::default() },
+            seats,
+            edu: None,
+            owners: [Some(crate::world::BACKEND), None],
+            // One scenario is played in a boot.
+            books: SpinMutexGuard::leak(BOOKS.lock()),
+            left: None,
+            hung: None,
+            refused: false,
+            overwritten: Overwritten::default(),
+            drained: None,
+            marked: Marked::default(),
+            step: (0, (0, 0)),
+            batches: 0,
+            again: (0, 0),
+            unique: 0,
+        };
+        played.marked = played.now()?;
+        Ok(played)
+    }
+
+    fn play(&mut self, text: &str) -> Result<(), Failure> {
+        let mut steps = 0_u64;
+        for line in scenario::lines(text).context("the boot module")? {
+            let line = line.context("the boot module")?;
+            steps += 1;
+            if self.step.0 != line.number {
+                self.step = (line.number, self.asked());
+            }
+            if let Err(failure) = self.carry_out(&line) {
+                say!("@ broken line={}", line.number);
+                fail!("line {}: {failure}", line.number);
+            }
+        }
+        say!("@ scenario steps={steps}");
+        self.world.report_boot(self.overwritten);
+        Ok(())
+    }
+
+    fn carry_out(&mut self, line: &Line<'_>) -> Result<(), Failure> {
+        let values = line.values.as_slice();
+        let done = match line.word {
+            "cpu" => true,
+            "caller" => self.prepare(values)?,
+            _ => {
+                self.grant_step(line.word, values)?
+                    || self.call_step(line.word, values)?
+                    || self.memory_step(line.word, values)?
+                    || self.hardware_step(line.word, values)?
+                    || self.check_step(line.word, values)?
+            }
+        };
+        ensure!(done, "there is no step `{}` with {} numbers", line.word, values.len());
+        Ok(())
+    }
+
+    /// How flushes are carried out.
+    fn manner(&self) -> Manner<'static> {
+        Manner { cpus: self.plant.cpus, devices: self.plant.devices, ..Manner::HONEST }
+    }
+
+    /// Flushes of processors and of devices that were asked for so far.
+    fn asked(&self) -> (u64, u64) {
+        let audit = &self.world.audit;
+        (audit.tlb.asked(), audit.iotlb.asked())
+    }
+
+    fn now(&self) -> Result<Marked, Failure> {
+        let mut kicks = 0;
+        for id in crate::world::DOMAINS {
+            kicks += self.world.guest(id)?.cpus().counts().kicks;
+        }
+        Ok(Marked { counters: self.world.counters(), kicks })
+    }
+
+    fn page(&self, page: u64) -> Result<&Page, Failure> {
+        let page = self.books.pages.get(name(page)?).and_then(Option::as_ref);
+        page.context("a page that has been there")
+    }
+
+    fn mapping(&self, mapping: u64) -> Result<Mapped, Failure> {
+        let mapping = self.books.mappings.get(name(mapping)?).copied().flatten();
+        mapping.context("a mapping that has been tried")
+    }
+
+    fn know(&mut self, page: u64, known: Page) -> Result<(), Failure> {
+        *self.books.pages.get_mut(name(page)?).context("a page")? = Some(known);
+        Ok(())
+    }
+}
+
+/// Whether an attempt ended as it was to: 0 well, 1 refused, 2 either way.
+fn attempt<A>(expected: u64, result: Result<A, Failure>) -> Result<Option<A>, Failure> {
+    match (expected, result) {
+        (0 | 2, Ok(done)) => Ok(Some(done)),
+        (1 | 2, Err(_)) => Ok(None),
+        (0, Err(failure)) => Err(failure),
+        (1, Ok(_)) => fail!("it works, and was to be refused"),
+        (other, _) => fail!("{other} stands for no result"),
+    }
 }

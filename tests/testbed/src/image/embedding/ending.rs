@@ -6,111 +6,18 @@
 
 use core::sync::atomic::Ordering;
 
-use arrayvec::ArrayVec;
-use flush::{
-    Batch, Cleared, DomainId, Flushed, Gone, Hardware, Iotlb, Mfn, Records, Room, Run, Skipped,
-};
+use flush::{DomainId, Hardware};
 use gnttab::{Domain as _, Teardown, release_all};
 use iommu_vtd::{Device, Guarded as _};
-use p2m::{AtNextEntry, PageKind, TlbFlush};
-use stage2::{Budget, Emptied, Leaf, Recorder, Rest, Sink, Stop, Stopped, Unheld};
+use p2m::{AtNextEntry, TlbFlush};
+use stage2::{Budget, Emptied, Rest, Stop, Stopped, Unheld};
 use testbed::failure::{Context as _, Failure};
 use testbed::{ensure, fail};
 
 use super::guest::Tables;
 use super::hypervisor::Kicks;
-use super::page_info::PageInfo;
-use super::{Caller, Guest, Hypervisor, Memory};
-use crate::memory;
-
-/// Leaves of one batch.
-const LEAVES: usize = 32;
-
-/// What one cleared leaf showed.
-#[derive(Debug)]
-struct Taken {
-    mfn: Mfn,
-    pages: u64,
-    /// Of the domain's own memory, which it counts. What it had mapped of others is
-    /// counted by its handles.
-    own: bool,
-}
-
-type TakenBatch = Batch<Taken, LEAVES>;
-
-/// Collects the proofs of leaves.
-struct Collect<'c, 'id, K: Records> {
-    left: usize,
-    leaves: &'c mut ArrayVec<(Run, Leaf, Gone<'id, K>), LEAVES>,
-}
-
-impl<'id, K: Records> Sink<'id, K> for Collect<'_, 'id, K> {
-    fn left(&self) -> usize {
-        self.left
-    }
-
-    fn take(&mut self, run: Run, leaf: Leaf, gone: Gone<'id, K>) {
-        self.left = self.left.saturating_sub(1);
-        // There is room: `left` began as no more than that.
-        self.leaves.push((run, leaf, gone));
-    }
-}
-
-fn hold<'id>(room: &mut Room<'_, 'id, Taken, LEAVES>, run: Run, leaf: Leaf, cleared: Cleared<'id>) {
-    let own = PageKind::from_tag(leaf.tag).is_some_and(PageKind::gives_way);
-    let taken = Taken { mfn: leaf.mfn, pages: run.pages(), own };
-    // The sink took no more leaves than there was room for.
-    room.hold(taken, cleared).ok();
-}
-
-impl Guest {
-    /// Clear what is mapped in `rest`, as far as the batch has room; the tables stay.
-    ///
-    /// # Errors
-    /// [`Stopped`] with what is left, for want of room among other reasons.
-    fn clear_everything<'id>(
-        &self,
-        rest: Rest,
-        skipped: &mut Skipped<'id>,
-        room: &mut Room<'_, 'id, Taken, LEAVES>,
-    ) -> Result<(), Stopped> {
-        let (left, mut budget) = (room.left(), Budget::UNLIMITED);
-        self.with_tables(|tables| match tables {
-            Tables::Shared(map) => {
-                let mut leaves = ArrayVec::new();
-                let sink = Collect { left, leaves: &mut leaves };
-                let done = map.clear_range(rest, &mut budget, Emptied::Keep, skipped, sink);
-                for (run, leaf, gone) in leaves {
-                    hold(room, run, leaf, gone.into());
-                }
-                done.map(drop)
-            }
-            Tables::Separate(map) => {
-                let mut leaves = ArrayVec::new();
-                let sink = Collect { left, leaves: &mut leaves };
-                let done = map.clear_range(rest, &mut budget, Emptied::Keep, skipped, sink);
-                for (run, leaf, gone) in leaves {
-                    let device = self.clear_device_leaves(run, skipped)?;
-                    hold(room, run, leaf, gone.with(&device));
-                }
-                done.map(drop)
-            }
-        })
-    }
-
-    /// Clear a run in the devices' own table, whose tables stay.
-    fn clear_device_leaves<'id>(
-        &self,
-        run: Run,
-        skipped: &mut Skipped<'id>,
-    ) -> Result<Gone<'id, Iotlb>, Stopped> {
-        let mut record = Recorder::<Iotlb, _>::new(skipped, Unheld);
-        let (rest, mut budget) = (Rest::new(run), Budget::UNLIMITED);
-        stage2::clear(self.dma().tables(&Memory), rest, &mut budget, Emptied::Keep, &mut record)?;
-        // Each leaf of the run is on record by now.
-        Ok(skipped.absent())
-    }
-}
+use super::ranges::give_back;
+use super::{Caller, Guest, Hypervisor, Memory, TakenBatch};
 
 impl Hypervisor {
     /// End a domain: it runs no more, its `devices` are detached, its grants are released
@@ -143,9 +50,11 @@ impl Hypervisor {
         let mut rest = Some(Rest::new(guest.space()));
         while let Some(left) = rest {
             let mut batch = TakenBatch::new(guest.id());
-            rest = match batch
-                .edit_many(|skipped, room| guest.clear_everything(left, skipped, room))
-            {
+            let (emptied, mut budget) = (Emptied::Keep, Budget::UNLIMITED);
+            let edited = batch.edit_many(|skipped, room| {
+                guest.clear_range(left, emptied, &mut budget, skipped, room)
+            });
+            rest = match edited {
                 Ok(()) => None,
                 Err(Stopped { rest, stop: Stop::Full, .. }) => Some(rest),
                 Err(stopped) => fail!("the memory of {:?}: {}", guest.id(), stopped.stop),
@@ -199,20 +108,4 @@ impl Hypervisor {
         }
         Ok(())
     }
-}
-
-/// Give back what a flushed batch held.
-fn give_back(mut flushed: Flushed<'_, Taken, LEAVES>) -> Result<(), Failure> {
-    while let Some(table) = flushed.next_table() {
-        Memory::free_table(table.recycle());
-    }
-    while let Some(released) = flushed.next_page() {
-        let Taken { mfn, pages, own } = *released.get();
-        for frame in (mfn.get()..).take(pages as usize).map(Mfn::new) {
-            if own && PageInfo::of(frame).is_some_and(|info| info.drop_one(false)) {
-                memory::release(frame)?;
-            }
-        }
-    }
-    Ok(())
 }

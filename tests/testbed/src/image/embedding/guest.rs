@@ -33,6 +33,24 @@ pub(crate) enum Layout {
     Shared,
 }
 
+/// How large a domain is, and whose tables its devices walk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Whose tables devices walk.
+    pub(crate) layout: Layout,
+    /// Levels of the devices' own tables, where they have some.
+    pub(crate) device_levels: VtdLevels,
+    /// Pages of 256 handles that it may have.
+    pub(crate) handle_pages: usize,
+}
+
+impl Shape {
+    /// As large as this image can have it.
+    pub(crate) const fn of(layout: Layout) -> Self {
+        Self { layout, device_levels: VtdLevels::Four, handle_pages: HANDLE_PAGES }
+    }
+}
+
 /// The tables of one domain's processors.
 pub(super) enum Tables {
     /// Its devices have others.
@@ -69,6 +87,15 @@ impl Guest {
     /// # Errors
     /// If there is no memory for its roots and its grant table.
     pub(crate) fn new(id: DomainId, layout: Layout, iommu: &Iommu) -> Result<Self, Failure> {
+        Self::shaped(id, Shape::of(layout), iommu)
+    }
+
+    /// As [`new`](Self::new), with another shape.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn shaped(id: DomainId, shape: Shape, iommu: &Iommu) -> Result<Self, Failure> {
+        let Shape { layout, device_levels, handle_pages } = shape;
         let (tables, device_root) = match layout {
             Layout::Separate => {
                 let map = P2m::new(Npt::new(NptLevels::Four), Memory).context("p2m")?;
@@ -81,7 +108,7 @@ impl Guest {
                 (Tables::Shared(map), root)
             }
         };
-        let vtd = Vtd::new(VtdLevels::Four);
+        let vtd = Vtd::new(device_levels);
         let dma = DmaDomain::new(id, vtd, device_root, Lock::new(Members::new()));
         let devices = GuestDevices::new(dma, iommu.units());
         let grants = GrantTable::new(id, Grants::new(), 1, GRANT_FRAMES).context("grant table")?;
@@ -91,7 +118,7 @@ impl Guest {
             tables: Lock::new(tables),
             flushes: Combiner::new(id, GuestProcessors(GuestCpus::new(id)), devices),
             grants: Lock::new(grants),
-            handles: Lock::new(Maptrack::new(Handles::new(), HANDLE_PAGES)),
+            handles: Lock::new(Maptrack::new(Handles::new(), handle_pages)),
         })
     }
 

@@ -1,5 +1,6 @@
 //! The hypervisor: its domains, its remapping units, and what waits in quarantine.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -18,8 +19,19 @@ use crate::{arch, clock, memory, processors};
 const GUESTS: usize = 4;
 /// Failed batches that can be kept.
 const FAILED: usize = 4;
+
+/// No kick arrives, as where processors have their interrupts off for good.
+static LOST: AtomicBool = AtomicBool::new(false);
+
 /// The processors, for a flush.
 pub(crate) struct Kicks;
+
+impl Kicks {
+    /// Let the kicks of flushes get lost from now on, or arrive again.
+    pub(crate) fn lose(lost: bool) {
+        LOST.store(lost, Ordering::SeqCst);
+    }
+}
 
 impl Cpus for Kicks {
     type Deadline = Duration;
@@ -29,7 +41,9 @@ impl Cpus for Kicks {
     }
 
     fn kick(&self, cpus: &CpuSet) {
-        processors::kick(cpus);
+        if !LOST.load(Ordering::SeqCst) {
+            processors::kick(cpus);
+        }
     }
 
     // An emulator on a busy machine may keep a processor waiting for long.
@@ -156,6 +170,11 @@ impl Hypervisor {
     /// How many pages are in quarantine.
     pub(crate) fn quarantined(&self) -> usize {
         self.quarantine.with(|quarantine| quarantine.pages())
+    }
+
+    /// How many batches are in quarantine.
+    pub(crate) fn batches_held(&self) -> usize {
+        self.quarantine.with(|quarantine| quarantine.batches())
     }
 
     /// Flush once for all that is in quarantine for the domain of `caller`, and give out

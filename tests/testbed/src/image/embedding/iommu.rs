@@ -14,8 +14,8 @@ use testbed::pci::Function;
 use testbed::{ensure, fail};
 
 use super::{Lock, Memory};
-use crate::memory;
 use crate::mmio::Registers;
+use crate::{memory, planted};
 
 /// Units this image has room for.
 const UNITS: usize = 4;
@@ -39,7 +39,7 @@ impl Mmio for Registers {
     }
 
     fn read64(&self, offset: u32) -> u64 {
-        Registers::read64(*self, offset.into())
+        planted::read(offset, Registers::read64(*self, offset.into()))
     }
 
     fn write32(&self, offset: u32, value: u32) {
@@ -47,6 +47,7 @@ impl Mmio for Registers {
     }
 
     fn write64(&self, offset: u32, value: u64) {
+        let value = planted::write(*self, offset, value);
         Registers::write64(*self, offset.into(), value);
     }
 }

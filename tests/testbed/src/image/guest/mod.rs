@@ -5,6 +5,8 @@
 
 mod programs;
 mod runner;
+mod seat;
 
 pub(crate) use programs::Program;
 pub(crate) use runner::{Runner, meanwhile};
+pub(crate) use seat::{Access, Occupant, Reached, Seat};

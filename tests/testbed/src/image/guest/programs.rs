@@ -21,6 +21,8 @@ pub(crate) enum Program {
     Writer,
     /// Makes a hypercall, reads some pages, makes another, for ever. 32-bit code.
     Caller,
+    /// Reads and writes where it is told, one access at a time. 64-bit code.
+    Told,
 }
 
 impl Program {
@@ -31,6 +33,7 @@ impl Program {
             Self::Long => (ptr::addr_of!(guest_long), ptr::addr_of!(guest_long_end)),
             Self::Reader => (ptr::addr_of!(guest_reader), ptr::addr_of!(guest_reader_end)),
             Self::Caller => (ptr::addr_of!(guest_caller), ptr::addr_of!(guest_caller_end)),
+            Self::Told => (ptr::addr_of!(guest_told), ptr::addr_of!(guest_told_end)),
             Self::Writer => (ptr::addr_of!(guest_writer), ptr::addr_of!(guest_writer_end)),
         };
         // SAFETY: the two symbols are in one section of read-only data, the start first,
@@ -51,4 +54,6 @@ unsafe extern "C" {
     safe static guest_writer_end: u8;
     safe static guest_caller: u8;
     safe static guest_caller_end: u8;
+    safe static guest_told: u8;
+    safe static guest_told_end: u8;
 }

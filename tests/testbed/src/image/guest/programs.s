@@ -104,3 +104,25 @@ guest_caller:
     jmp guest_caller
 guest_caller_end:
     .code64
+
+# Does one access after the other as it is told through the page at RDI, for ever, and never
+# leaves by itself. Words of that page: the number of the request, the number of the last one
+# done, the address, whether to write, the value, and whether it was refused.
+    .global guest_told, guest_told_end
+guest_told:
+    mov rax, [rdi]
+    cmp rax, [rdi + 8]
+    je 2f
+    mov rsi, [rdi + 16]
+    cmp qword ptr [rdi + 24], 0
+    jne 1f
+    mov rbx, [rsi]
+    mov [rdi + 32], rbx
+    mov [rdi + 8], rax
+    jmp 2f
+1:  mov rbx, [rdi + 32]
+    mov [rsi], rbx
+    mov [rdi + 8], rax
+2:  pause
+    jmp guest_told
+guest_told_end:

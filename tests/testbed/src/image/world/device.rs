@@ -3,6 +3,8 @@
 //! Every write is judged by memory and by the fault record: the controller itself
 //! reports success for data that was refused.
 
+use core::sync::atomic::Ordering;
+
 use arrayvec::ArrayVec;
 use flush::{Gfn, Mfn};
 use iommu_vtd::{Device, Fault, FaultSummary, Guarded, Reason, Request};
@@ -13,7 +15,8 @@ use testbed::{ensure, fail};
 
 use super::World;
 use crate::devices::edu::Edu;
-use crate::poison;
+use crate::embedding::Guest;
+use crate::{memory, poison};
 
 /// The bus address of a page.
 pub(crate) fn address(gfn: Gfn) -> Result<BusAddress, Failure> {
@@ -40,6 +43,19 @@ impl World {
     pub(crate) fn read_page(&self, gfn: Gfn) -> Result<(), Failure> {
         let command = Command::SetTimestamp(address(gfn)?);
         Ok(self.nvme.with(|nvme| nvme.run(command))?)
+    }
+
+    /// What the controller's clock, in milliseconds, shows: what it
+    /// [read](Self::read_page) last, and the time since then.
+    ///
+    /// # Errors
+    /// If `guest`, which has the controller, has no memory for the answer, or the
+    /// controller does not take commands any more.
+    pub(crate) fn timestamp(&self, guest: &Guest) -> Result<u64, Failure> {
+        let (frame, answer) = self.queue(guest, 2)?;
+        self.nvme.with(|nvme| nvme.run(Command::GetTimestamp(answer)))?;
+        let words = memory::words(frame).context("an answer")?;
+        Ok(words[0].load(Ordering::SeqCst) & ((1 << 48) - 1))
     }
 
     /// Stop the controller: it starts no more DMA.
@@ -72,11 +88,19 @@ impl World {
     /// If another word was written, or the device is lost.
     pub(crate) fn edu_lands(edu: &Edu, gfn: Gfn, frame: Mfn) -> Result<bool, Failure> {
         let words = poison::fill(frame)?;
-        let at = address(gfn)?.checked_add(4096 - 8).context("bus address")?;
-        edu.write_memory(at, 8)?;
+        Self::edu_writes(edu, gfn)?;
         let (body, tail) = words.split_at(words.len() - TAIL);
         ensure!(body.iter().all(poison::is_left), "another word of {frame:?} was written");
         Ok(!tail.iter().all(poison::is_left))
+    }
+
+    /// Let `edu` write to the last 8 bytes of the page at `gfn`, wherever that ends.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub(crate) fn edu_writes(edu: &Edu, gfn: Gfn) -> Result<(), Failure> {
+        let at = address(gfn)?.checked_add(4096 - 8).context("bus address")?;
+        Ok(edu.write_memory(at, 8)?)
     }
 
     /// The recorded faults, and whether more were lost; the records are free again.

@@ -16,9 +16,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::{BACKEND, FRONTEND, Manner, World};
 
-mod scripted;
-
-pub(crate) use scripted::{Field, Scripted};
+pub(crate) mod scripted;
 
 /// Grants of one kind at most.
 pub(crate) const MOST: u32 = 10_000;

@@ -5,9 +5,10 @@
 
 mod device;
 mod guests;
+mod slips;
 mod tamper;
 
-use flush::{DomainId, Gfn};
+use flush::{DomainId, Gfn, Mfn};
 use gnttab::{Call, Outcome};
 use iommu_vtd::{Counters, Device, Guarded};
 use testbed::address::BusAddress;
@@ -16,12 +17,14 @@ use testbed::failure::{Context, Failure};
 use testbed::{ensure, fail};
 
 use crate::devices::nvme::{Nvme, Queues};
-use crate::embedding::{Caller, Guest, GuestSeat, Hypervisor, Iommu, Layout, Lock, VtdUnit};
+use crate::embedding::{Caller, Guest, GuestSeat, Hypervisor, Iommu, Layout, Lock, Shape, VtdUnit};
 use crate::machine::Machine;
 use crate::say;
 
 pub(crate) use device::address;
-pub(crate) use guests::{Field, Grants, Operation, Scripted};
+pub(crate) use guests::{Grants, Operation, scripted};
+pub(crate) use slips::{Faults, Mischief, Slip, Slipping};
+pub(crate) use tamper::Hung;
 
 /// The domain that grants.
 pub(crate) const FRONTEND: DomainId = DomainId::new(1);
@@ -29,6 +32,9 @@ pub(crate) const FRONTEND: DomainId = DomainId::new(1);
 pub(crate) const BACKEND: DomainId = DomainId::new(2);
 /// A third domain, for what concerns neither.
 pub(crate) const BYSTANDER: DomainId = DomainId::new(3);
+
+/// All of them.
+pub(crate) const DOMAINS: [DomainId; 3] = [FRONTEND, BACKEND, BYSTANDER];
 
 /// Where a domain that has the NVMe controller keeps its two queues.
 const QUEUES: Gfn = Gfn::new(0x20);
@@ -91,6 +97,14 @@ impl World {
     /// # Errors
     /// If anything of that does not work.
     pub(crate) fn new(machine: &Machine, layout: Layout) -> Result<Self, Failure> {
+        Self::shaped(machine, Shape::of(layout))
+    }
+
+    /// As [`new`](Self::new), with domains of another shape.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn shaped(machine: &Machine, shape: Shape) -> Result<Self, Failure> {
         let queue = match machine.command_line().get("iommu") {
             None | Some("queue") => true,
             Some("registers") => false,
@@ -98,8 +112,8 @@ impl World {
         };
         let nvme = Nvme::open(0)?;
         let mut hypervisor = Hypervisor::new(Iommu::bring_up(machine.dmar()?, queue)?);
-        for id in [FRONTEND, BACKEND, BYSTANDER] {
-            hypervisor.add(Guest::new(id, layout, &hypervisor.iommu)?)?;
+        for id in DOMAINS {
+            hypervisor.add(Guest::shaped(id, shape, &hypervisor.iommu)?)?;
         }
         let controller = hypervisor.iommu.device(nvme.function())?;
         let nvme = Lock::new(nvme);
@@ -162,18 +176,33 @@ impl World {
     /// # Errors
     /// If there is no memory for them, or it does not start.
     pub(crate) fn start_controller(&self, guest: &Guest) -> Result<(), Failure> {
-        let frame = |place| {
-            let gfn = Gfn::new(QUEUES.get() + place);
-            let mfn = match guest.lookup(gfn) {
-                Some(mapping) => mapping.mfn,
-                None => self.hypervisor.populate(guest, gfn, 0)?,
-            };
-            let bus = BusAddress::of_frame(gfn.into()).context("address of a queue")?;
-            Ok::<_, Failure>((mfn, bus))
-        };
+        let frame = |place| self.queue(guest, place);
         let ((submission, submission_bus), (completion, completion_bus)) = (frame(0)?, frame(1)?);
         let queues = Queues { submission, completion, submission_bus, completion_bus };
         Ok(self.nvme.with(|nvme| nvme.start(queues))?)
+    }
+
+    /// Let a domain have what it needs for the controller: memory for its queues and answers.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub(crate) fn lend_queues(&self, guest: &Guest) -> Result<(), Failure> {
+        (0..3).try_for_each(|place| self.queue(guest, place).map(drop))
+    }
+
+    /// The frame of a queue in the domain's own memory, or of what the controller answers
+    /// there (place 2), and where the controller has it.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    fn queue(&self, guest: &Guest, place: u64) -> Result<(Mfn, BusAddress), Failure> {
+        let gfn = Gfn::new(QUEUES.get() + place);
+        let mfn = match guest.lookup(gfn) {
+            Some(mapping) => mapping.mfn,
+            None => self.hypervisor.populate(guest, gfn, 0)?,
+        };
+        let bus = BusAddress::of_frame(gfn.into()).context("address of a queue")?;
+        Ok((mfn, bus))
     }
 
     /// Carry out a hypercall of `guest` to its end.
