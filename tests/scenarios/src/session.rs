@@ -109,6 +109,8 @@ pub(crate) struct Session {
     references: RefCell<BTreeMap<DomainId, u32>>,
     /// Pages of entries of version 1, as their guest has them.
     views: RefCell<BTreeMap<(DomainId, usize), Arc<SharedPage>>>,
+    /// Steps that have begun and not ended.
+    under_way: Cell<u32>,
     /// Entries that a guest wrote word for word.
     wild: RefCell<BTreeSet<(DomainId, u32)>>,
     held: RefCell<Vec<(DomainId, ModelFailed<'static>)>>,
@@ -150,10 +152,17 @@ impl Session {
     /// What was expected and did not come about, in words.
     pub(crate) fn step(&self, step: &Played, doing: Doing<'_>) -> Result<(), String> {
         self.moment(step.line);
+        self.under_way.set(self.under_way.get() + 1);
         let tags = self.tags();
         let result = self.act(step, doing);
         self.put_into_words(&tags);
+        self.under_way.set(self.under_way.get() - 1);
         result
+    }
+
+    /// Whether no other actor is in the middle of a step: its flush may be still to come.
+    fn is_alone(&self) -> bool {
+        self.under_way.get() <= 1
     }
 
     fn act(&self, step: &Played, doing: Doing<'_>) -> Result<(), String> {

@@ -172,7 +172,7 @@ impl Session {
             }
         });
         // A CPU that could not forget stays outside, which the model's own verdict ignores.
-        if result.is_ok() && self.strict {
+        if result.is_ok() && self.strict && self.is_alone() {
             self.settle(guest, restrict.first, last);
         }
         self.say(format!(

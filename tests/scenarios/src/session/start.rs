@@ -124,6 +124,7 @@ impl Session {
             put: RefCell::default(),
             references: RefCell::default(),
             views: RefCell::default(),
+            under_way: Cell::default(),
             wild: RefCell::default(),
             held: RefCell::default(),
             held_memory: RefCell::default(),
