@@ -1,4 +1,4 @@
-//! What flushes one domain: its processors and its devices, for all who ask at once.
+//! What flushes one domain: processors and devices, for all who ask at once.
 //!
 //! A [`GuestFlushes`] is the combiner of a domain, which owns both. Whoever edits its tables
 //! takes a [`GuestSeat`] and flushes with it: one flush serves all who asked before it
