@@ -58,7 +58,7 @@ impl Both {
     /// Adds `run` where there are two covers.
     #[inline(never)]
     fn add_apart<K: Records>(&mut self, run: Run, manner: Manner) {
-        self.each::<K>(|cover| cover.add(run, manner));
+        self.each::<K>(|cover| cover.note(run, manner));
     }
 
     /// Whether something waits.
@@ -126,7 +126,7 @@ impl Both {
             self.alike = false;
         }
         if self.waits() {
-            self.tlb.add(self.waiting, self.manner);
+            self.tlb.note(self.waiting, self.manner);
             self.manner = Manner::NONE;
         }
     }

@@ -81,11 +81,11 @@ fn by_function(profile: &str) -> BTreeMap<String, u64> {
             }
         } else if line.starts_with("calls=") {
             of_callee = true;
-        } else if let Some((_, cost)) = line.split_once(' ').filter(|(at, _)| is_position(at)) {
-            if !std::mem::take(&mut of_callee) {
-                let cost: u64 = cost.parse().unwrap_or(0);
-                *spent.entry(current.clone()).or_default() += cost;
-            }
+        } else if let Some((_, cost)) = line.split_once(' ').filter(|(at, _)| is_position(at))
+            && !std::mem::take(&mut of_callee)
+        {
+            let cost: u64 = cost.parse().unwrap_or(0);
+            *spent.entry(current.clone()).or_default() += cost;
         }
     }
     spent
