@@ -1,4 +1,4 @@
-//! What the search finds, as a scenario file: it fails as the input does, and only then.
+//! What the search finds, as a scenario file: it fails as the input does.
 
 use std::{path::Path, time::Duration};
 

@@ -31,6 +31,7 @@ use crate::{
 mod maps;
 mod pages;
 pub(crate) mod ranges;
+pub(crate) mod take_down;
 
 pub(crate) use maps::CpuMap;
 pub use maps::CpuTables;

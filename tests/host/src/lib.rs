@@ -33,7 +33,8 @@ pub mod world;
 pub use caller::{Caller, Faults};
 pub use hypervisor::{
     CpuTables, Guest, Hypervisor, Layout, PageCounts,
-    ranges::{RangeError, TakeDown, Taken, TakenBatch},
+    ranges::{RangeError, Taken, TakenBatch},
+    take_down::TakeDown,
 };
 pub use memory::{Memory, Ram};
 pub use plain::{Null, PlainRam};

@@ -19,11 +19,13 @@ use stage2::{
 use crate::{Memory, Null, PlainRam};
 
 pub use script::Step;
+pub use sorts::Walks;
 pub use tables::Shown;
-pub use world::{NestedLie, NestedSetup, NestedWorld, Storage, Walks};
+pub use world::{NestedLie, NestedSetup, NestedWorld, Storage};
 
 mod edits;
 mod script;
+mod sorts;
 mod tables;
 mod world;
 

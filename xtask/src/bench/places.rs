@@ -1,4 +1,4 @@
-//! `cargo xtask bench --where`: in which functions the instructions of an unmap are spent
+//! `cargo xtask bench --where`: in which functions an unmap spends instructions
 //!
 //! Each figure is of a function itself, with what the compiler put into it and without what
 //! it calls. Together they are the row of the same name of `cargo xtask bench`.

@@ -1,26 +1,23 @@
-//! Edits of more than one page: large leaves, ranges, rights, the end.
+//! Edits of more than one page: large leaves, ranges, rights.
 //!
 //! [`Guest`] joins the two tables of a domain for these as it does for single pages:
 //! a page is [`Taken`] only with the proof for both.
 
-use std::{ops::ControlFlow, sync::PoisonError};
+use std::ops::ControlFlow;
 
 use flush::{
-    Batch, Cleared, DomainId, Failure, Flush, Gfn, Gone, Iotlb, Mfn, Records, Released, Room, Run,
-    Shared, Skipped, Tlb,
+    Batch, Cleared, Failure, Flush, Gfn, Gone, Iotlb, Mfn, Records, Released, Room, Run, Skipped,
+    Tlb,
 };
 use iommu_vtd::{DmaDomain, Members};
-use p2m::{GuestCpus, PageKind, SetError, Teardown};
+use p2m::{PageKind, SetError};
 use stage2::{
     Access, Budget, Emptied, Entry, Leaf, Level, Recorder, Rest, Sink, SplitError, Stop, Stopped,
-    Unheld, format::ept::Ept, lookup,
+    Unheld, lookup,
 };
 
-use super::{
-    DeviceTables, Guest, Hypervisor, Locked, Tables, lock,
-    maps::{CpuEnd, CpuTables},
-};
-use crate::{Caller, Memory, Ram};
+use super::{DeviceTables, Guest, Hypervisor, Locked, Tables, lock, maps::CpuTables};
+use crate::{Caller, Ram};
 
 /// What one cleared leaf showed: 2^`order` frames from `mfn` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +29,9 @@ pub struct Taken {
 }
 
 /// Collects the proofs of one table's leaves, as many as the batch can hold.
-struct Collect<'c, 'id, K: Records> {
-    left: usize,
-    leaves: &'c mut Vec<(Run, Leaf, Gone<'id, K>)>,
+pub(super) struct Collect<'c, 'id, K: Records> {
+    pub(super) left: usize,
+    pub(super) leaves: &'c mut Vec<(Run, Leaf, Gone<'id, K>)>,
 }
 
 impl<'id, K: Records> Sink<'id, K> for Collect<'_, 'id, K> {
@@ -51,7 +48,12 @@ impl<'id, K: Records> Sink<'id, K> for Collect<'_, 'id, K> {
 /// A batch of leaves.
 pub type TakenBatch = Batch<Taken, 32>;
 
-fn take<'id>(room: &mut Room<'_, 'id, Taken, 32>, run: Run, leaf: Leaf, cleared: Cleared<'id>) {
+pub(super) fn take<'id>(
+    room: &mut Room<'_, 'id, Taken, 32>,
+    run: Run,
+    leaf: Leaf,
+    cleared: Cleared<'id>,
+) {
     let order = run.pages().ilog2() as u8;
     let held = room.hold(Taken { mfn: leaf.mfn, order }, cleared);
     held.expect("the sink had no more room than the batch");
@@ -194,20 +196,6 @@ impl<R: Ram> Guest<R> {
             }
         }
     }
-
-    /// The end of the guest's tables. No CPU runs it and it has no device any more.
-    pub fn take_down(self) -> TakeDown<R> {
-        let Self { id, space, dma, cpus, grants, handles: _ } = self;
-        grants.into_inner().unwrap_or_else(PoisonError::into_inner).storage().give_back();
-        let trees = match space.into_inner().unwrap_or_else(PoisonError::into_inner).tables {
-            Tables::Shared(both) => Trees::Shared(both.teardown()),
-            Tables::Separate { cpu, device } => {
-                let (tree, rest) = ((cpu.kind(), cpu.root()), Some(Rest::new(dma.space())));
-                Trees::Separate { tree, cpu: Box::new(cpu.teardown()), device, rest }
-            }
-        };
-        TakeDown { id, cpus, dma, trees }
-    }
 }
 
 /// From where `at` begins to where `rest` ends.
@@ -219,102 +207,6 @@ fn up_to(at: Rest, rest: Rest) -> Rest {
 fn before(rest: Rest, left: Rest) -> Option<Run> {
     let last = left.run().first().get().checked_sub(1)?;
     Run::new(rest.run().first(), Gfn::new(last))
-}
-
-/// A guest that is no more, and what is left of its tables.
-pub struct TakeDown<R: Ram> {
-    id: DomainId,
-    /// The CPUs that may hold its translations.
-    pub cpus: GuestCpus,
-    /// The devices that it had.
-    pub dma: DmaDomain<Locked<Members>>,
-    trees: Trees<R>,
-}
-
-enum Trees<R: Ram> {
-    Shared(Teardown<Ept, Memory<R>, Shared>),
-    Separate {
-        /// Of what sort the CPUs' tree is, and where it begins.
-        tree: (CpuTables, Mfn),
-        cpu: Box<CpuEnd<R>>,
-        device: DeviceTables<R>,
-        /// What is left of the devices' tree.
-        rest: Option<Rest>,
-    },
-}
-
-impl<R: Ram> TakeDown<R> {
-    /// Which domain it was.
-    pub fn id(&self) -> DomainId {
-        self.id
-    }
-
-    /// Goes on as far as the batch has room; says whether that was all.
-    ///
-    /// # Errors
-    /// [`Stopped`] if there was no memory to split a leaf of the devices: go on later. What
-    /// is in the batch has to be flushed in any case.
-    ///
-    /// # Panics
-    /// As [`Guest::clear_range`].
-    pub fn step(&mut self, batch: &mut TakenBatch) -> Result<bool, Stopped> {
-        let mut budget = Budget::UNLIMITED;
-        self.step_within(&mut budget, batch)
-    }
-
-    /// The same, as far as the budget goes.
-    ///
-    /// # Errors
-    /// As [`step`](Self::step).
-    pub fn step_within(
-        &mut self,
-        budget: &mut Budget,
-        batch: &mut TakenBatch,
-    ) -> Result<bool, Stopped> {
-        batch.edit_many(|skipped, room| self.trees.step(&self.dma, budget, skipped, room))
-    }
-}
-
-impl<R: Ram> Trees<R> {
-    fn step<'id>(
-        &mut self,
-        dma: &DmaDomain<Locked<Members>>,
-        budget: &mut Budget,
-        skipped: &mut Skipped<'id>,
-        room: &mut Room<'_, 'id, Taken, 32>,
-    ) -> Result<bool, Stopped> {
-        match self {
-            Self::Shared(both) => {
-                let mut leaves = Vec::new();
-                let sink = Collect { left: room.left(), leaves: &mut leaves };
-                let done = both.step(budget, skipped, sink).is_ok();
-                for (run, leaf, gone) in leaves {
-                    take(room, run, leaf, gone.into());
-                }
-                Ok(done)
-            }
-            Self::Separate { tree, cpu, device, rest } => {
-                if !cpu.is_done() {
-                    let all = Rest::new(dma.space());
-                    device.fit(dma, *tree, all, room.left(), skipped)?;
-                }
-                let mut leaves = Vec::new();
-                let sink = Collect { left: room.left(), leaves: &mut leaves };
-                let done = cpu.step(budget, skipped, sink).is_ok();
-                for (run, leaf, gone) in leaves {
-                    let on_devices = device.clear_run(dma, run, skipped);
-                    take(room, run, leaf, gone.with(&on_devices.expect("its leaves fit")));
-                }
-                if let (true, Some(left)) = (done, *rest) {
-                    let mut record = Recorder::<Iotlb, _>::new(skipped, Unheld);
-                    let tables = dma.tables(&device.memory);
-                    let stopped = stage2::destroy(tables, left, budget, &mut record).err();
-                    *rest = stopped.map(|stopped| stopped.rest);
-                }
-                Ok(done && rest.is_none())
-            }
-        }
-    }
 }
 
 impl<R: Ram> DeviceTables<R> {
@@ -345,7 +237,7 @@ impl<R: Ram> DeviceTables<R> {
 
     /// Splits leaves until none reaches beyond the part of `rest` that one of the CPUs' next
     /// `left` leaves shows: those can then be cleared without memory.
-    fn fit(
+    pub(super) fn fit(
         &self,
         dma: &DmaDomain<Locked<Members>>,
         (cpus, root): (CpuTables, Mfn),
@@ -400,7 +292,7 @@ impl<R: Ram> DeviceTables<R> {
     }
 
     /// Clears the leaves of a run and keeps the tables.
-    fn clear_run<'id>(
+    pub(super) fn clear_run<'id>(
         &self,
         dma: &DmaDomain<Locked<Members>>,
         run: Run,

@@ -13,25 +13,18 @@ use flush::{
     Batch, CpuSet, DomainId, Flushed, Gfn, Hardware, Mfn, NoIommu, Released, TablePage, Tlb,
 };
 use hwmodel::{
-    Access as Touch, Actor, CpuFault, InvalidateFailed, Machine, MachineConfig, Policy, Root,
+    Access as Touch, Actor, CpuFault, InvalidateFailed, Machine, MachineConfig, Policy,
     Translation, WitnessKind,
 };
 use p2m::{
     Cpus, GuestCpus, Invalidate, P2m, TlbFlush,
-    hardware::vmx::{AccessedDirty, Eptp},
     nested::{
         Context, FillError, InUse, Nested, NestedCounts, ReverseEntry, Shadow, Walked, Wiped,
     },
 };
-use stage2::{
-    Access, Budget, Emptied, Format,
-    format::{
-        ept::{Ept, EptLevels},
-        npt::{Npt, NptLevels},
-    },
-};
+use stage2::{Access, Budget, Emptied, format::ept::Ept};
 
-use super::{edits::Late, tables::Tables};
+use super::{edits::Late, sorts::Walks, tables::Tables};
 use crate::{FlushLie, Lying, Memory, world::ModelRam};
 
 /// The guest.
@@ -98,38 +91,6 @@ struct Vcpu {
     /// The nested guest it runs, and on what.
     shadow: Option<(Context, InUse)>,
     inside: bool,
-}
-
-/// Formats that CPUs of the model walk, for a guest and for its nested guests.
-pub trait Walks: Format + fmt::Debug {
-    /// With four levels.
-    fn four_levels() -> Self;
-
-    /// What a CPU is given to walk a table from here.
-    fn root(root: Mfn) -> Root;
-}
-
-impl Walks for Ept {
-    fn four_levels() -> Self {
-        Self::new(EptLevels::Four)
-    }
-
-    fn root(root: Mfn) -> Root {
-        let eptp = Eptp::new(root, 4, AccessedDirty::On).expect("a root as hardware has it");
-        Root::from_eptp(eptp.bits())
-    }
-}
-
-impl Walks for Npt {
-    fn four_levels() -> Self {
-        Self::new(NptLevels::Four)
-    }
-
-    /// Under an ASID of its own, which nothing else of the world has.
-    fn root(root: Mfn) -> Root {
-        let asid = u32::try_from(root.get()).expect("a frame of this small machine");
-        Root::nested(asid, root.get() << 12)
-    }
 }
 
 pub(super) type Model<'s, F> = Nested<'s, F, Memory<ModelRam>, Tlb>;

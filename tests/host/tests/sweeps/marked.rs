@@ -1,4 +1,4 @@
-//! Tables whose CPUs mark what they use, on machines whose memory and processors fail.
+//! Tables whose CPUs mark what they use, where memory and processors fail.
 //!
 //! A clear that finds no mark asks for no flush, so what was refused before it must have
 //! left marks and entries as they were.
