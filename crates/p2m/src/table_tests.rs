@@ -90,6 +90,60 @@ fn every_kind_is_mapped_with_its_rights_and_reads_back() {
     }
 }
 
+/// RAM in one large leaf, and pages granted in its neighbourhood and far away.
+fn furnished<F: Format, K: Walkers>(format: F, heap: &Heap) -> P2m<F, &Heap, K> {
+    let mut p2m = new::<F, K>(format, heap);
+    put(&mut p2m, Gfn::new(0x200), 9, Mfn::new(0x8_0200), PageKind::RamReadWrite);
+    for gfn in [0x1ff, 0x400, 0x401, 0x20_0000] {
+        put(&mut p2m, Gfn::new(gfn), 0, Mfn::new(0x8_0000 + gfn), PageKind::GrantReadWrite);
+    }
+    p2m
+}
+
+fn cleared_together_or_alone<F: Format + Copy, K: Walkers>(format: F) {
+    let asked: Vec<(Gfn, Expected)> = [
+        (0x1ff, PageKind::GrantReadWrite),
+        // Out of the middle of the large leaf, which is split; then beside it.
+        (0x234, PageKind::RamReadWrite),
+        (0x235, PageKind::RamReadWrite),
+        (0x234, PageKind::RamReadWrite),
+        (0x236, PageKind::GrantReadWrite),
+        (0x20_0000, PageKind::GrantReadWrite),
+        (0x401, PageKind::GrantReadOnly),
+        (0x401, PageKind::GrantReadWrite),
+        (0x7000_0000, PageKind::GrantReadWrite),
+        (u64::MAX >> 12, PageKind::GrantReadWrite),
+        (0x400, PageKind::GrantReadWrite),
+    ]
+    .map(|(gfn, kind)| (Gfn::new(gfn), Expected { mfn: Mfn::new(0x8_0000 + gfn), kind }))
+    .to_vec();
+    let heaps = [Heap::new(16), Heap::new(16)];
+    let [mut together, mut alone] = heaps.each_ref().map(|heap| furnished::<F, K>(format, heap));
+    let left = edit(|skipped| {
+        let mut clearing = together.clearing();
+        let mut clear = |(gfn, expected)| clearing.clear(gfn, expected, skipped).map(drop);
+        asked.iter().copied().map(&mut clear).collect::<Vec<_>>()
+    });
+    let right = edit(|skipped| {
+        let mut clear = |(gfn, expected)| alone.clear(gfn, expected, skipped).map(drop);
+        asked.iter().copied().map(&mut clear).collect::<Vec<_>>()
+    });
+    assert_eq!(left, right);
+    let cleared: Vec<bool> = left.0.iter().map(Result::is_ok).collect();
+    let ends = [true, true, true, false, false, true, false, true, false, false, true];
+    assert_eq!(cleared, ends, "{:?}", left.0);
+    for gfn in [0x1ff, 0x200, 0x233, 0x234, 0x235, 0x236, 0x3ff, 0x400, 0x401, 0x20_0000] {
+        let gfn = Gfn::new(gfn);
+        assert_eq!(together.get(gfn), alone.get(gfn));
+    }
+}
+
+/// Over the split of a large leaf, absent frames and frames beyond the space.
+#[test]
+fn frames_that_are_cleared_under_one_lock_end_as_they_do_one_by_one() {
+    for_all_tables!(cleared_together_or_alone);
+}
+
 fn clear_is_exact<F: Format, K: Walkers>(format: F, kind: PageKind) {
     let heap = Heap::new(8);
     let mut p2m = new::<F, K>(format, &heap);

@@ -393,13 +393,13 @@ impl<R: Ram> Hypervisor<R> {
     /// The words of a guest's page, with a reference on it, if it is the guest's own RAM and
     /// the guest may write it.
     fn hold(&self, guest: &Guest<R>, gfn: Gfn) -> Option<(Mfn, Arc<[AtomicU64; 512]>)> {
-        let mapping = guest.lookup(gfn)?;
-        let words = self.memory.ram().words(mapping.mfn)?;
-        if mapping.kind != Some(PageKind::RamReadWrite) {
-            return None;
-        }
-        self.pages.take(mapping.mfn, false);
-        Some((mapping.mfn, words))
+        // Once the lock is gone the page may be free, or somebody else's.
+        guest.with_lookup(gfn, |found| {
+            let mapping = found.filter(|found| found.kind == Some(PageKind::RamReadWrite))?;
+            let words = self.memory.ram().words(mapping.mfn)?;
+            self.pages.take(mapping.mfn, false);
+            Some((mapping.mfn, words))
+        })
     }
 
     /// Runs `page` on each page of guest memory that `length` bytes from `address` on lie

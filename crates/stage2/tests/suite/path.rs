@@ -6,8 +6,8 @@ use stage2::format::ept::{Ept, EptLevels};
 use stage2::format::npt::{Npt, NptLevels};
 use stage2::format::vtd::{Vtd, VtdLevels};
 use stage2::{
-    Access, Budget, Emptied, Format, Leaf, Level, Over, PageError, Path, Rest, TableMemory, Tables,
-    clear, clear_page_near, lookup, map, split,
+    Access, Budget, Emptied, Format, Leaf, Level, Near, Over, PageError, Path, Rest, TableMemory,
+    Tables, clear, clear_page_near, lookup, map, split,
 };
 
 use crate::arena::Arena;
@@ -138,6 +138,79 @@ impl Check for Scattered {
 #[test]
 fn along_a_path_each_page_is_found_and_no_other() {
     Scattered.every_format();
+}
+
+struct Mixed;
+
+impl Check for Mixed {
+    fn check<F: Format>(&self, format: &F) {
+        let geometry = format.geometry();
+        let order = |level| geometry.order(level);
+        let (page, table) = (1 << order(Level::PAGE), 1_u64 << order(Level::ONE));
+        let two = Level::ONE.above().filter(|two| *two <= geometry.top());
+        let above = two.map_or(table, |two| 1 << order(two));
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = move |below: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state % below
+        };
+        let arena = Arena::new(format);
+        let tables = arena.tables(format);
+        let (mut path, mut cleared) = (Path::NEW, [0; 2]);
+        // Pages in few tables, some of which have the same place in the path.
+        let somewhere = |next: &mut dyn FnMut(u64) -> u64| {
+            next(2) * 8 * above + next(2) * above + next(3) * table + next(4) * page
+        };
+        for _ in 0..600 {
+            let gfn = somewhere(&mut next);
+            let large = Gfn::new(gfn - gfn % table);
+            let mut log = Log::new();
+            match next(8) {
+                0 => {
+                    let span = [page, table, above][next(3) as usize];
+                    let first = gfn - gfn % span;
+                    let run = Run::new(Gfn::new(first), Gfn::new(first + span - 1)).unwrap();
+                    let budget = &mut Budget::UNLIMITED.clone();
+                    drop(clear(tables, Rest::new(run), budget, Emptied::Free, &mut log));
+                }
+                1 => {
+                    let leaf = Leaf { mfn: Mfn::new(large.get()), ..LEAF };
+                    map(tables, large, Level::ONE, leaf, Over::Vacant, &mut log).ok();
+                }
+                2 => drop(split(tables, Gfn::new(gfn), Level::PAGE, &mut log)),
+                _ => {
+                    let at = Gfn::new(gfn);
+                    map(tables, at, Level::PAGE, LEAF, Over::Vacant, &mut log).ok();
+                }
+            }
+            log.flush(&arena, usize::MAX, usize::MAX);
+            let mut batch = Batch::<(), 1>::new(DomainId::new(1));
+            batch.edit_many(|skipped, _| {
+                let mut near = Near::new(tables, &mut path);
+                for _ in 0..next(6) {
+                    let gfn = Gfn::new(somewhere(&mut next));
+                    let found = lookup(tables, gfn).unwrap();
+                    let there = found.leaf_at(gfn).is_some_and(|(leaf, _)| leaf.mfn == FRAME);
+                    let there = there && found.level == Level::PAGE;
+                    let same = |leaf: &Leaf| leaf.mfn == FRAME;
+                    let result = near.clear::<Iotlb>(gfn, skipped, LEAF, same);
+                    assert_eq!(result.is_ok(), there, "{gfn:?}");
+                    assert!(!there || !shows(tables, gfn.get()));
+                    cleared[usize::from(there)] += 1;
+                }
+            });
+            assert!(batch.flush(&HARDWARE).is_ok());
+        }
+        assert!(cleared.iter().all(|count| *count > 100), "{cleared:?}");
+    }
+}
+
+/// The arena panics if a table is looked at that is gone.
+#[test]
+fn several_pages_under_one_lock_are_found_whatever_was_done_to_the_tree_before() {
+    Mixed.every_format();
 }
 
 #[test]
