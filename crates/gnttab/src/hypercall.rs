@@ -209,6 +209,11 @@ fn unmap_lent<T: Unmaps, D: Domain>(
     words: &GuestWords<'_>,
     count: usize,
 ) {
+    // So an array of them is one of words.
+    const {
+        assert!(align_of::<T>().is_multiple_of(align_of::<u64>()));
+        assert!(size_of::<T>().is_multiple_of(size_of::<u64>()));
+    }
     let mut copy = [T::new_zeroed(); BATCH];
     let (elements, _) = copy.split_at_mut(count.min(BATCH));
     if let Ok(copy) = <[u64]>::mut_from_bytes(elements.as_mut_bytes()) {

@@ -53,9 +53,9 @@ pub trait TableMemory {
     fn compare_exchange(&self, table: Mfn, index: usize, current: u64, new: u64)
     -> Result<(), u64>;
 
-    /// Empties the entry if it is `word`, whatever of `marks` is set in it; visible to the
-    /// hardware walker on return, as with [`swap`](Self::swap). If it was, the entry is
-    /// [in use](Self::live) no more.
+    /// Empties the entry if it is `word`, whatever of `marks` is set in it. If it was, the entry
+    /// is [in use](Self::live) no more. A flush that begins after the return must find the
+    /// hardware walker reading zero.
     ///
     /// Nobody but hardware changes the entry meanwhile, and hardware sets marks alone; the
     /// caller wants none of them, and puts the entry on record whether it was marked or not.

@@ -31,7 +31,8 @@ use crate::{
 pub struct Faults {
     /// Copies from and to the guest so far.
     pub copies: Cell<(u64, u64)>,
-    /// Words of guest memory are lent where they can be, and not copied.
+    /// Words of guest memory are lent where they can be, and not copied, unless a copy is to
+    /// fail.
     pub lends: Cell<bool>,
     /// No copy from the guest can read the byte at this address.
     pub unreadable: Cell<Option<u64>>,
@@ -68,6 +69,13 @@ impl Faults {
         let ahead = |byte: u64| byte.checked_sub(address.0);
         self.fail_read.get() == Some(reads)
             || self.unreadable.get().and_then(ahead).is_some_and(|ahead| ahead < length as u64)
+    }
+
+    fn lends(&self) -> bool {
+        let copies_may_fail = [&self.unreadable, &self.fail_read, &self.fail_write]
+            .iter()
+            .any(|failing| failing.get().is_some());
+        self.lends.get() && !copies_may_fail
     }
 
     fn copy_fails(&self) -> bool {
@@ -180,7 +188,7 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
         count: usize,
         action: impl FnOnce(Option<GuestWords<'_>>) -> A,
     ) -> A {
-        if !self.faults.lends.get() {
+        if !self.faults.lends() {
             return action(None);
         }
         let (gfn, index) = (at.0 >> 12, (at.0 & 0xfff) as usize / 8);
