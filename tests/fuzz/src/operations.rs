@@ -4,11 +4,13 @@
 //! where each device and CPU is: a few maps, none of which knows of tables, caches or
 //! flushes. After every step each access goes exactly where it says, or faults.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod steps;
+mod written;
 
-use arbitrary::Arbitrary;
+use std::collections::BTreeMap;
+
 use flush::{Batch, Gfn, Mfn, Run};
-use gnttab::{Outcome, Status, abi::MapGrantRef};
+use gnttab::Outcome;
 use host::{
     Ram, World,
     calls::{map_request, operation, unmap_request},
@@ -19,10 +21,13 @@ use iommu_vtd::{Device, SourceId};
 use toml::Table;
 
 use crate::{
-    script::{self, Below},
-    sheet::{Sheet, keys, names, number, numbers},
+    script,
+    sheet::{Sheet, keys, names, number},
     world::{Manner, Start, end_of},
 };
+
+use steps::{Home, Step, used};
+use written::flushes;
 
 /// Grants of the frontend, and frames of the backend where they are mapped.
 const GRANTS: u64 = 40;
@@ -36,87 +41,6 @@ const THIRD_CPU: usize = 2;
 const OWNER: Owner = Owner(BACKEND.get() as u32);
 const SECOND_DEVICE: SourceId = SourceId::new(0x20);
 
-#[derive(Debug, Arbitrary)]
-enum Step {
-    Map(Vec<Mapping>),
-    /// As many as need more than one flush.
-    MapAll {
-        read_only: bool,
-    },
-    Unmap {
-        first: Below<GRANTS>,
-        count: Below<5>,
-    },
-    UnmapAll,
-    Populate {
-        page: Page,
-    },
-    PopulateBlock {
-        second: bool,
-    },
-    Clear {
-        from: Page,
-        pages: Length,
-    },
-    Restrict {
-        from: Page,
-        pages: Length,
-    },
-    Move(Home),
-    Enter,
-    Leave,
-    Use(Below<GRANTS>),
-    UseRam(Page),
-    Speculate,
-}
-
-#[derive(Debug, Arbitrary)]
-struct Mapping {
-    grant: Below<GRANTS>,
-    at: Below<GRANTS>,
-    read_only: bool,
-}
-
-#[derive(Clone, Copy, Debug, Arbitrary)]
-enum Page {
-    Low(Below<8>),
-    Any(Below<1024>),
-}
-
-#[derive(Debug, Arbitrary)]
-enum Length {
-    One,
-    Few(Below<40>),
-    Many(Below<1024>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Arbitrary)]
-enum Home {
-    Nobody,
-    Front,
-    Back,
-}
-
-impl Page {
-    fn gfn(self) -> u64 {
-        RAM + match self {
-            Self::Low(page) => page.0,
-            Self::Any(page) => page.0,
-        }
-    }
-}
-
-impl Length {
-    fn run(&self, from: Page) -> (u64, u64) {
-        let pages = match self {
-            Self::One => 1,
-            Self::Few(pages) => pages.0 + 1,
-            Self::Many(pages) => pages.0 + 1,
-        };
-        (from.gfn(), (from.gfn() + pages - 1).min(RAM + 2 * BLOCK - 1))
-    }
-}
-
 /// What a frame of the backend shows.
 #[derive(Clone, Copy, Debug)]
 struct Shown {
@@ -126,15 +50,6 @@ struct Shown {
     grant: Option<(u64, u32)>,
     /// What a scenario calls the mapping, or the page where it is no grant.
     number: u32,
-}
-
-impl Shown {
-    fn page(&self) -> String {
-        match self.grant {
-            Some((grant, _)) => format!("g{grant}"),
-            None => format!("r{}", self.number),
-        }
-    }
 }
 
 /// What must come of it all.
@@ -258,47 +173,6 @@ impl Play {
         self.write_use();
     }
 
-    fn write_map(&self, asked: &[(u64, u64, bool)], elements: &[MapGrantRef], first: u32) {
-        let mut taken: BTreeSet<u64> = self.reference.frames.keys().copied().collect();
-        let status = |(grant, at, read_only): &(u64, u64, bool)| {
-            let granted = *read_only || grant % 5 != 4;
-            let done = granted && taken.insert(WINDOW + at);
-            if done { Status::Okay } else { Status::GeneralError }
-        };
-        let statuses: Vec<i16> = asked.iter().map(status).map(gnttab::Status::value).collect();
-        let alter = elements.iter().enumerate().map(|(place, element)| {
-            keys! {
-                element: place as u32, address: number(element.host_addr), flags: element.flags,
-            }
-        });
-        self.sheet.step("map", flushes(asked.len()), || {
-            let grants: Vec<u32> = asked.iter().map(|(grant, ..)| *grant as u32).collect();
-            let made: Vec<u32> = (first..).take(asked.len()).collect();
-            keys! {
-                pages: names("g", &grants), as: names("m", &made), at: number(WINDOW),
-                alter: alter.collect::<Vec<_>>(),
-                status: statuses.into_iter().map(i64::from).collect::<Vec<_>>(),
-            }
-        });
-    }
-
-    /// Writes down which grants are in use, and for what.
-    fn write_use(&self) {
-        let grants = || {
-            let frames = self.reference.frames.range(WINDOW..);
-            frames.filter_map(|(_, shown)| Some((shown.grant?.0 as u32, shown.writable)))
-        };
-        let writing: BTreeSet<u32> =
-            grants().filter(|(_, writable)| *writable).map(|(grant, _)| grant).collect();
-        let all: BTreeSet<u32> = grants().map(|(grant, _)| grant).collect();
-        let reading: BTreeSet<u32> = &all - &writing;
-        if !all.is_empty() {
-            self.sheet.step("check", 0, || {
-                keys! { writing: names("g", &writing), reading: names("g", &reading) }
-            });
-        }
-    }
-
     fn unmap(&mut self, first: u64, last: u64) {
         let inside = self.reference.frames.range(first..=last);
         let inside: Vec<(u64, Shown)> = inside.map(|(gfn, shown)| (*gfn, *shown)).collect();
@@ -417,52 +291,6 @@ impl Play {
         self.reference.home = home;
     }
 
-    fn write_move(&self, home: Home) {
-        let name = |home| match home {
-            Home::Nobody => None,
-            Home::Front => Some("front"),
-            Home::Back => Some("back"),
-        };
-        let device = "roamer";
-        match (name(self.reference.home), name(home)) {
-            (Some(from), Some(to)) if from != to => {
-                let keys = || keys! { device: device, from: from, to: to };
-                self.sheet.step("reattach", 0, keys);
-            }
-            (None, Some(to)) => self.sheet.step("attach", 0, || keys! { device: device, to: to }),
-            (Some(from), None) => {
-                self.sheet.step("detach", 0, || keys! { device: device, from: from });
-            }
-            (Some(_), Some(_)) | (None, None) => {}
-        }
-    }
-
-    /// Writes down who tries to reach these frames, and what comes of it.
-    fn write_accesses(&self, gfns: &[u64]) {
-        let Reference { frames, home, inside } = &self.reference;
-        let mut by = vec!["cpu1", "dev0"];
-        if *inside {
-            by.push("cpu2");
-        }
-        if *home == Home::Back {
-            by.push("roamer");
-        } else if self.roams {
-            self.sheet.step("access", 0, || {
-                keys! { by: "roamer", at: numbers(gfns.iter().copied()), reaches: "fault" }
-            });
-        }
-        for kind in ["read", "write"] {
-            self.sheet.step("access", 0, || {
-                let shown = |gfn| frames.get(gfn).filter(|shown| shown.writable || kind == "read");
-                let reaches = |gfn| shown(gfn).map_or("fault".to_owned(), Shown::page);
-                keys! {
-                    by: by.clone(), at: numbers(gfns.iter().copied()), kind: kind,
-                    reaches: gfns.iter().map(reaches).collect::<Vec<_>>(),
-                }
-            });
-        }
-    }
-
     #[track_caller]
     fn check_access(&self, gfn: u64) {
         self.check_accesses(&[gfn]);
@@ -529,32 +357,6 @@ impl Play {
 
 fn reference(grant: u64) -> u32 {
     FIRST_REFERENCE + u32::try_from(grant).expect("few grants")
-}
-
-/// Flushes of each kind for so many pages.
-fn flushes(pages: usize) -> u64 {
-    pages.div_ceil(32) as u64
-}
-
-/// Grants that a story maps.
-fn used(steps: &[Step]) -> BTreeSet<u64> {
-    let of = |step: &Step| match step {
-        Step::Map(mappings) => mappings.iter().map(|mapping| mapping.grant.0).collect(),
-        Step::MapAll { .. } => (0..GRANTS).collect::<Vec<_>>(),
-        Step::Unmap { .. }
-        | Step::UnmapAll
-        | Step::Populate { .. }
-        | Step::PopulateBlock { .. }
-        | Step::Clear { .. }
-        | Step::Restrict { .. }
-        | Step::Move(_)
-        | Step::Enter
-        | Step::Leave
-        | Step::Use(_)
-        | Step::UseRam(_)
-        | Step::Speculate => Vec::new(),
-    };
-    steps.iter().flat_map(of).collect()
 }
 
 fn run(first: u64, last: u64) -> Run {
