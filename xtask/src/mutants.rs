@@ -22,6 +22,7 @@ use scenarios::parse;
 use crate::checkout;
 use crate::planted;
 use crate::progress::Steps;
+use crate::qemu;
 use crate::replay;
 use list::mutants;
 
@@ -213,31 +214,22 @@ fn build(scratch: &Scratch, killer: &Killer) -> Result<PathBuf> {
 /// If they take too long, or are not there.
 fn test(scratch: &Scratch, program: &Path, of: &Killer, tests: &[&str]) -> Result<ExitStatus> {
     let printed = scratch.tree().join("printed.txt");
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(["--exact"])
         .args(tests)
         .current_dir(scratch.tree().join(of.folder))
         .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(fs::File::create(&printed)?)
-        .stderr(Stdio::null())
-        .spawn()
-        .context("cannot start the tests")?;
-    let started = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait()? {
-            let text = fs::read_to_string(&printed).unwrap_or_default();
-            let ran = format!("running {} test", tests.len());
-            ensure!(text.contains(&ran), "{} has not all of: {}", of.folder, tests.join(", "));
-            return Ok(status);
-        }
-        if started.elapsed() > LIMIT {
-            child.kill()?;
-            child.wait()?;
-            bail!("{} does not end", tests.join(", "));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        .stderr(Stdio::null());
+    let Some(status) = qemu::wait(&mut command, LIMIT)? else {
+        bail!("{} does not end", tests.join(", "));
+    };
+    let text = fs::read_to_string(&printed).unwrap_or_default();
+    let ran = format!("running {} test", tests.len());
+    ensure!(text.contains(&ran), "{} has not all of: {}", of.folder, tests.join(", "));
+    Ok(status)
 }
 
 /// Everything that cargo-mutants thinks of, for whoever has the time.

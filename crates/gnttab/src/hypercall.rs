@@ -216,12 +216,18 @@ fn unmap_lent<T: Unmaps, D: Domain>(
     }
     let mut copy = [T::new_zeroed(); BATCH];
     let (elements, _) = copy.split_at_mut(count.min(BATCH));
-    if let Ok(copy) = <[u64]>::mut_from_bytes(elements.as_mut_bytes()) {
-        words.read(copy);
-    }
+    let copied = match <[u64]>::mut_from_bytes(elements.as_mut_bytes()) {
+        Ok(copy) => {
+            words.read(copy);
+            true
+        }
+        Err(_) => false,
+    };
     let mut statuses = [Status::GeneralError; BATCH];
     let (statuses, _) = statuses.split_at_mut(elements.len());
-    unmap_together(domain, batch, elements, statuses);
+    if copied {
+        unmap_together(domain, batch, elements, statuses);
+    }
     for (index, status) in statuses.iter().enumerate() {
         words.write_status(index * size_of::<T>() + T::STATUS as usize, *status);
     }

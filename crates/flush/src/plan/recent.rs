@@ -11,7 +11,8 @@ use crate::{Change, Cover, Extent, Gfn, Run};
 /// The pages of one domain that were flushed last and not mapped since.
 ///
 /// It decides what a flush costs and never what it covers. CPUs that note at the same time
-/// may leave a run that none of them meant: that wastes time, once.
+/// may leave a run that none of them meant: that wastes time until a page of it is mapped, or
+/// pages apart from it go.
 #[derive(Debug)]
 pub struct Recent {
     first: AtomicU64,

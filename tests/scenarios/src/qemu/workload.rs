@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use host::workloads::{Leaf, Step};
 
-use super::{CONTROLLER, ELEMENTS, Layout, Lowered, Lowering, hardware::NO_WALK};
+use super::{CONTROLLER, Layout, Lowered, Lowering, hardware::NO_WALK};
 use crate::{
     format::{Attempt, Clear, End, Giving, Grant, Map, Order, Populate, Unmap, Workload},
     values::{Count, Names},
-    workloads::named,
+    workloads::{ELEMENTS, even_runs, named},
 };
 
 /// A page that is mapped.
@@ -198,22 +198,4 @@ impl Lowering {
         }
         Ok(())
     }
-}
-
-/// Cuts leaves into runs of one size and one distance, none longer than a call takes.
-fn even_runs(leaves: &[Leaf]) -> Vec<&[Leaf]> {
-    let mut runs = Vec::new();
-    let mut rest = leaves;
-    while let Some(first) = rest.first() {
-        let distance = |pair: &[Leaf]| pair[1].first.get().wrapping_sub(pair[0].first.get());
-        let step = rest.get(..2).map(distance);
-        let more = rest
-            .windows(2)
-            .take(ELEMENTS - 1)
-            .take_while(|pair| pair[1].order == first.order && Some(distance(pair)) == step);
-        let (run, others) = rest.split_at(1 + more.count());
-        runs.push(run);
-        rest = others;
-    }
-    runs
 }

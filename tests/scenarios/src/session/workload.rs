@@ -8,11 +8,8 @@ use super::{Doing, Session};
 use crate::{
     format::{Access, AccessKind, End, Giving, Grant, Map, Order, Populate, TakeBack, Unmap},
     values::{Names, OneOrMany},
-    workloads::named,
+    workloads::{ELEMENTS, even_runs, named},
 };
-
-/// Elements that one call takes at most.
-const ELEMENTS: usize = 512;
 
 impl Session {
     pub(super) fn workload(
@@ -178,22 +175,4 @@ impl Session {
             places.remove(&(mapped.domain, mapped.gfn));
         }
     }
-}
-
-/// Cuts leaves into runs of one size and one distance, none longer than a call takes.
-fn even_runs(leaves: &[Leaf]) -> Vec<&[Leaf]> {
-    let mut runs = Vec::new();
-    let mut rest = leaves;
-    while let Some(first) = rest.first() {
-        let distance = |pair: &[Leaf]| pair[1].first.get().wrapping_sub(pair[0].first.get());
-        let step = rest.get(..2).map(distance);
-        let more = rest
-            .windows(2)
-            .take(ELEMENTS - 1)
-            .take_while(|pair| pair[1].order == first.order && Some(distance(pair)) == step);
-        let (run, others) = rest.split_at(1 + more.count());
-        runs.push(run);
-        rest = others;
-    }
-    runs
 }
