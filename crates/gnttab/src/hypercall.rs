@@ -228,9 +228,7 @@ fn unmap_lent<T: Unmaps, D: Domain>(
     if copied {
         unmap_together(domain, batch, elements, statuses);
     }
-    for (index, status) in statuses.iter().enumerate() {
-        words.write_status(index * size_of::<T>() + T::STATUS as usize, *status);
-    }
+    words.write_statuses(statuses, size_of::<T>() / 8, T::STATUS as usize);
 }
 
 /// Unmaps elements that are copied, and whose statuses are: each may fail.

@@ -42,18 +42,41 @@ impl<'a> GuestWords<'a> {
         }
     }
 
-    /// Writes a status at a byte offset that two divides, and nothing beside it.
+    /// Writes statuses to elements of so many words, at a byte offset in each that two
+    /// divides, and nothing beside them.
     #[inline]
-    pub(crate) fn write_status(&self, offset: usize, status: Status) {
+    pub(crate) fn write_statuses(&self, statuses: &[Status], words: usize, offset: usize) {
         let (index, shift) = (offset / 8, offset % 8 * 8);
-        let beyond = index.saturating_sub(self.first.len());
-        let Some(word) = self.first.get(index).or_else(|| self.second.get(beyond)) else { return };
-        let was = (word.load(Ordering::Relaxed) >> shift) as u16;
-        let differ = was ^ status.value().cast_unsigned();
-        // What the guest writes beside the status meanwhile stays. A guest that writes to the
-        // status itself may find anything there.
-        if differ != 0 {
-            word.fetch_xor(u64::from(differ) << shift, Ordering::Relaxed);
+        let mut statuses = statuses.iter();
+        let elements = self.first.chunks_exact(words);
+        let begun = elements.remainder().len();
+        for (element, status) in elements.zip(&mut statuses) {
+            if let Some(word) = element.get(index) {
+                write_status(word, shift, *status);
+            }
         }
+        // The first of these may have begun on the first page.
+        let places = (index..).step_by(words);
+        for (place, status) in places.zip(statuses) {
+            let word = match place.checked_sub(begun) {
+                None => self.first.get((self.first.len() - begun).saturating_add(place)),
+                Some(place) => self.second.get(place),
+            };
+            if let Some(word) = word {
+                write_status(word, shift, *status);
+            }
+        }
+    }
+}
+
+/// Writes a status to a word from the bit `shift` on.
+#[inline]
+fn write_status(word: &AtomicU64, shift: usize, status: Status) {
+    let was = (word.load(Ordering::Relaxed) >> shift) as u16;
+    let differ = was ^ status.value().cast_unsigned();
+    // What the guest writes beside the status meanwhile stays. A guest that writes to the
+    // status itself may find anything there.
+    if differ != 0 {
+        word.fetch_xor(u64::from(differ) << shift, Ordering::Relaxed);
     }
 }
