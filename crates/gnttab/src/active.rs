@@ -11,21 +11,20 @@ use flush::{DomainId, Mfn};
 pub const ACTIVE_PER_PAGE: usize = 256;
 
 /// What a pin is for; each use has a counter of its own, at this bit.
+///
+/// Reading is 8 bits above writing, and a copy 16 above a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
-    /// A CPU mapping that may write.
-    HostWrite = 0,
-    /// A CPU mapping that may only read.
-    HostRead = 8,
-    /// A copy to the page.
-    CopyWrite = 16,
-    /// A copy from the page.
-    CopyRead = 24,
-}
+pub(crate) struct Use(u32);
 
 impl Use {
+    /// The use whose counter is at this bit: 0, 8, 16 or 24.
+    #[inline]
+    pub(crate) const fn at(bit: u32) -> Self {
+        Self(bit & 24)
+    }
+
     const fn shift(self) -> u32 {
-        self as u32
+        self.0
     }
 }
 
@@ -56,7 +55,14 @@ impl Pins {
         }
     }
 
+    /// Whether there is this one and no other.
+    #[inline]
+    pub(crate) const fn is_last(self, pin: Use) -> bool {
+        self.0 == 1 << pin.shift()
+    }
+
     /// One less; a counter of 0 stays 0.
+    #[inline]
     pub(crate) const fn remove(self, pin: Use) -> Self {
         if self.count(pin) == 0 { self } else { Self(self.0 - (1 << pin.shift())) }
     }

@@ -44,7 +44,7 @@ impl Side {
     /// The page from byte `first` on, and whose it is.
     fn bytes<D: Domain>(&self, domain: &D, first: u16) -> PageBytes {
         let owner = self.pin.grant().map_or(domain.id(), |grant| grant.granter);
-        PageBytes { owner, page: self.pin.page().mfn(), first }
+        PageBytes { owner, page: self.pin.mfn(), first }
     }
 }
 

@@ -311,14 +311,13 @@ pub trait Domain: Sized {
         rights: Rights,
     ) -> Result<PageReference, PageError>;
 
-    /// Drops what [`Pin::page`] holds. The granter's table may be locked.
-    fn put_page(&self, pin: Released<Pin>);
-
-    /// Notes that the page may have been written. The granter's table is locked, if it
-    /// still exists.
+    /// Drops the reference on [`Pin::mfn`], and if it is [`Pin::typed`] the one on its
+    /// writable type. The granter's table is locked, if there is a granter and it still exists.
     ///
-    /// It comes after the flush: a write through a stale translation is not lost.
-    fn mark_dirty(&self, granter: DomainId, page: &Released<Pin>);
+    /// If the caller `wrote`, note first that the page may have been written, for the granter of
+    /// [`Pin::grant`]. It comes after the flush: a write through a stale translation is not
+    /// lost. Both are one call so that what is known of the page is looked up once.
+    fn put_page(&self, pin: Released<Pin>, wrote: bool);
 
     /// Moves bytes from one page to another, through the hypervisor's own mapping of
     /// memory. No lock is held.

@@ -83,6 +83,6 @@ impl<S: GrantStorage> GrantTable<S> {
     /// Ends a passage, whose page was given up or never got.
     pub(crate) fn end_passage(&mut self, passage: Passage) {
         let Passage(grant) = passage;
-        self.unpin(grant);
+        self.unpin(grant.into());
     }
 }

@@ -88,7 +88,7 @@ fn try_map<D: Domain>(
     let gfn = Gfn::new(request.host_addr >> PAGE_SHIFT);
     let mapping = Mapping {
         gfn,
-        mfn: pin.page().mfn(),
+        mfn: pin.mfn(),
         rights,
         granter,
         moved_from: number.filter(|_| granter == domain.id()),

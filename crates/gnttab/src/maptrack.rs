@@ -5,12 +5,9 @@
 //! free handles of its own, first in first out, so that a handle just freed is the
 //! last to come back: a guest that unmaps twice finds it free, not reused.
 
-use flush::DomainId;
-
 use crate::{
     domain::NoMemory,
-    entry::Rights,
-    pin::{Grant, Pin, Purpose},
+    pin::{Holding, Pin},
 };
 
 /// Entries in one page of storage.
@@ -29,42 +26,20 @@ pub struct VcpuId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct MaptrackEntry {
-    reference: u32,
-    granter: DomainId,
-    flags: u16,
+    /// What the mapping holds; nothing if the handle stands for none.
+    holding: Holding,
     owner: VcpuId,
     next: u32,
 }
 
-const LIVE: u16 = 1 << 0;
-const WRITABLE: u16 = 1 << 1;
-const TYPED: u16 = 1 << 2;
-/// An unmap is at work on it, or is done with it: no other one can begin.
-const TAKEN: u16 = 1 << 3;
-
 impl MaptrackEntry {
     /// An entry that is on no list and maps nothing.
-    pub const FREE: Self =
-        Self { reference: 0, granter: DomainId::new(0), flags: 0, owner: VcpuId(0), next: END };
+    pub const FREE: Self = Self { holding: Holding::NOTHING, owner: VcpuId(0), next: END };
 
-    /// The grant that is mapped.
+    /// What the mapping holds.
     #[inline]
-    pub(crate) const fn grant(&self) -> Grant {
-        let rights = if self.flags & WRITABLE != 0 { Rights::ReadWrite } else { Rights::Read };
-        let Self { reference, granter, flags: _, owner: _, next: _ } = *self;
-        Grant { granter, reference, rights, purpose: Purpose::Map }
-    }
-
-    /// Whether the mapping holds a writable type reference.
-    #[inline]
-    pub(crate) const fn typed(&self) -> bool {
-        self.flags & TYPED != 0
-    }
-
-    /// Whether an unmap is at work on it, or is done with it.
-    #[inline]
-    pub(crate) const fn is_taken(&self) -> bool {
-        self.flags & TAKEN != 0
+    pub(crate) const fn holding(&self) -> Holding {
+        self.holding
     }
 
     /// Takes the handle whose entry this is for an unmap, as [`Maptrack::take`] does.
@@ -73,7 +48,7 @@ impl MaptrackEntry {
     /// not taken.
     #[inline]
     pub(crate) const fn take(&mut self, handle: u32) -> Taken {
-        self.flags |= TAKEN;
+        self.holding = self.holding.taken();
         Taken { handle, owner: self.owner }
     }
 }
@@ -169,18 +144,8 @@ impl<S: MaptrackStorage> Maptrack<S> {
     /// From then on the entry stands for the pin: whoever frees it makes the pin again.
     pub(crate) fn commit(&mut self, reservation: Reservation, pin: Pin) -> u32 {
         let Reservation(handle) = reservation;
-        let Some((grant, typed)) = pin.into_stored() else { return handle };
-        let mut flags = LIVE;
-        if grant.rights == Rights::ReadWrite {
-            flags |= WRITABLE;
-        }
-        if typed {
-            flags |= TYPED;
-        }
         if let Some(entry) = self.entry(handle) {
-            entry.reference = grant.reference;
-            entry.granter = grant.granter;
-            entry.flags = flags;
+            entry.holding = pin.into_stored();
         }
         handle
     }
@@ -200,7 +165,7 @@ impl<S: MaptrackStorage> Maptrack<S> {
         clamp: impl Fn(usize, usize) -> usize,
     ) -> Option<MaptrackEntry> {
         let entry = self.find(handle, clamp)?;
-        Some(MaptrackEntry { flags: entry.flags & !TAKEN, ..*entry })
+        Some(MaptrackEntry { holding: entry.holding.put_back(), ..*entry })
     }
 
     /// As [`live`](Self::live), to take the handle.
@@ -214,7 +179,7 @@ impl<S: MaptrackStorage> Maptrack<S> {
         let index = usize::try_from(handle).ok().filter(|index| *index < handles)?;
         let index = clamp(index, handles);
         let page = self.storage.page(index / MAPTRACK_PER_PAGE)?;
-        Some(&mut page[index % MAPTRACK_PER_PAGE]).filter(|entry| entry.flags & LIVE != 0)
+        Some(&mut page[index % MAPTRACK_PER_PAGE]).filter(|entry| entry.holding.is_granted())
     }
 
     /// Takes a handle for an unmap, if it still stands for what was seen.
@@ -225,7 +190,7 @@ impl<S: MaptrackStorage> Maptrack<S> {
     pub(crate) fn take(&mut self, handle: u32, seen: MaptrackEntry) -> bool {
         match self.entry(handle) {
             Some(entry) if *entry == seen => {
-                entry.flags |= TAKEN;
+                entry.holding = entry.holding.taken();
                 true
             }
             Some(_) | None => false,
@@ -236,7 +201,7 @@ impl<S: MaptrackStorage> Maptrack<S> {
     #[inline]
     pub(crate) fn put_back(&mut self, handle: u32) {
         if let Some(entry) = self.entry(handle) {
-            entry.flags &= !TAKEN;
+            entry.holding = entry.holding.put_back();
         }
     }
 
@@ -245,10 +210,10 @@ impl<S: MaptrackStorage> Maptrack<S> {
     /// Freeing one that is free changes nothing.
     #[inline]
     pub(crate) fn free(&mut self, handle: u32) {
-        let Some(entry) = self.entry(handle).filter(|entry| entry.flags & LIVE != 0) else {
+        let Some(entry) = self.entry(handle).filter(|entry| entry.holding.is_granted()) else {
             return;
         };
-        entry.flags = 0;
+        entry.holding = Holding::NOTHING;
         let owner = entry.owner;
         self.append((handle, handle), owner);
     }
@@ -257,22 +222,30 @@ impl<S: MaptrackStorage> Maptrack<S> {
     #[inline]
     pub(crate) fn free_all<T>(&mut self, of: &[T], taken: impl Fn(&T) -> Taken) {
         let mut rest = of;
-        while let Some((head, _)) = rest.split_first() {
-            // Those that follow each other mostly come to the same list: they are linked from
-            // the last one on, and appended at once.
-            let owner = taken(head).owner;
-            let others = rest.iter().position(|one| taken(one).owner != owner);
-            let (alike, after) = rest.split_at(others.unwrap_or(rest.len()));
-            let mut first = END;
-            for Taken { handle, owner: _ } in alike.iter().rev().map(&taken) {
-                if let Some(entry) = self.entry(handle) {
-                    (entry.flags, entry.next) = (0, first);
-                    first = handle;
+        while let Some((head, others)) = rest.split_first() {
+            // Those that follow each other mostly come to the same list: they are linked, and
+            // appended at once.
+            let Taken { handle: first, owner } = taken(head);
+            let mut last = first;
+            rest = others;
+            while let Some((one, others)) = rest.split_first() {
+                let next = taken(one);
+                if next.owner != owner {
+                    break;
                 }
+                self.link(last, next.handle);
+                (last, rest) = (next.handle, others);
             }
-            let last = alike.last().map_or(END, |last| taken(last).handle);
+            self.link(last, END);
             self.append((first, last), owner);
-            rest = after;
+        }
+    }
+
+    /// Makes a handle stand for nothing, with `next` behind it.
+    #[inline]
+    fn link(&mut self, handle: u32, next: u32) {
+        if let Some(entry) = self.entry(handle) {
+            (entry.holding, entry.next) = (Holding::NOTHING, next);
         }
     }
 

@@ -8,8 +8,7 @@ use flush::{Batch, Flushed, Released};
 use crate::{
     abi::Errno,
     domain::{BATCH, Crash, Domain, FlushFailure, RETRIES, Verdict},
-    entry::Rights,
-    pin::{Grant, Pin, Purpose},
+    pin::Pin,
 };
 
 /// The batch of one call.
@@ -87,21 +86,22 @@ fn release_alike<D: Domain>(
     pin: Released<Pin>,
     mut more: impl FnMut() -> Option<Released<Pin>>,
 ) -> Option<Released<Pin>> {
-    let Some(mut grant) = pin.get().grant() else {
-        domain.put_page(pin);
+    let holding = pin.get().holding();
+    if !holding.is_granted() {
+        domain.put_page(pin, false);
         return more();
-    };
+    }
+    let granter = holding.granter();
     let mut waiting = Some(pin);
-    let found = domain.with_granter(grant.granter, |table| {
-        while let Some(pin) = waiting.take() {
-            table.end_access(grant, pin, |pin| put(domain, grant, pin));
-            let next = more()?;
-            match next.get().grant() {
-                Some(same) if same.granter == grant.granter => {
-                    (grant, waiting) = (same, Some(next));
-                }
-                Some(_) | None => return Some(next),
+    let found = domain.with_granter(granter, |table| {
+        let mut next = waiting.take();
+        while let Some(pin) = next {
+            let holding = pin.get().holding();
+            if !holding.is_of(granter) {
+                return Some(pin);
             }
+            table.end_access(holding, pin, |pin| domain.put_page(pin, holding.wrote()));
+            next = more();
         }
         None
     });
@@ -110,18 +110,9 @@ fn release_alike<D: Domain>(
         // Without its granter the page still has the reference that the mapping took.
         None => {
             if let Some(pin) = waiting {
-                put(domain, grant, pin);
+                domain.put_page(pin, holding.wrote());
             }
             more()
         }
     }
-}
-
-#[inline]
-fn put<D: Domain>(domain: &D, grant: Grant, pin: Released<Pin>) {
-    // Whoever moves the bytes of a copy notes it then.
-    if grant.rights == Rights::ReadWrite && grant.purpose == Purpose::Map {
-        domain.mark_dirty(grant.granter, &pin);
-    }
-    domain.put_page(pin);
 }

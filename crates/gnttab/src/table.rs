@@ -10,10 +10,10 @@ use flush::{DomainId, Gfn, Mfn, Released};
 
 use crate::{
     abi::{self, RESERVED_REFERENCES, entry_flags},
-    active::{ACTIVE_PER_PAGE, ActiveEntry},
+    active::{ACTIVE_PER_PAGE, ActiveEntry, Pins},
     domain::{GrantedFrame, NoMemory, PageError},
     entry::{self, OpenError, Opened, Rights, SharedPage, Sorts, StatusPage, Target},
-    pin::{Grant, PageReference, Pin, Purpose},
+    pin::{Grant, Holding, PageReference, Pin, Purpose},
     sync::AtomicU16,
 };
 
@@ -246,7 +246,8 @@ impl<S: GrantStorage> GrantTable<S> {
         if !first && active.holder != caller {
             return Err(AccessError::OtherHolder);
         }
-        let pins = active.pins.add(grant.pin_use()).ok_or(AccessError::TooManyPins)?;
+        let pins =
+            active.pins.add(Holding::from(grant).pin_use()).ok_or(AccessError::TooManyPins)?;
         // Once mapped, the entry is read again only for a right it was not asked before.
         let mapped = active.pins.mapped();
         let sorts = if mapped { Sorts::Pages } else { sorts };
@@ -294,29 +295,39 @@ impl<S: GrantStorage> GrantTable<S> {
     #[inline]
     pub(crate) fn end_access(
         &mut self,
-        grant: Grant,
+        holding: Holding,
         released: Released<Pin>,
         put: impl FnOnce(Released<Pin>),
     ) {
         put(released);
-        self.unpin(grant);
+        self.unpin(holding);
     }
 
     /// Takes one pin away; with the last of its sort goes the in-use bit.
     #[inline(always)]
-    pub(crate) fn unpin(&mut self, grant: Grant) {
-        // In range: a table never shrinks, and keeps its version while pins are held.
-        let Some(index) = self.index(grant.reference, |index, _| index) else { return };
+    pub(crate) fn unpin(&mut self, holding: Holding) {
+        let Ok(index) = usize::try_from(holding.reference()) else { return };
+        // There is one: a table never shrinks, and keeps its version while pins are held.
         let Some(active) = self.active(index) else { return };
-        active.pins = active.pins.remove(grant.pin_use());
-        let pins = active.pins;
-        active.moved &= pins.mapped();
-        if pins.is_empty() {
+        if active.pins.is_last(holding.pin_use()) {
+            (active.pins, active.moved) = (Pins::default(), false);
             if index >= RESERVED_REFERENCES {
                 self.pinned = self.pinned.saturating_sub(1);
             }
             self.close(index, entry_flags::IN_USE);
-        } else if grant.rights == Rights::ReadWrite && !pins.writable() {
+        } else {
+            self.unpin_shared(index, holding);
+        }
+    }
+
+    /// Takes away a pin that is not the only one.
+    #[cold]
+    fn unpin_shared(&mut self, index: usize, holding: Holding) {
+        let Some(active) = self.active(index) else { return };
+        let pins = active.pins.remove(holding.pin_use());
+        active.pins = pins;
+        active.moved &= pins.mapped();
+        if holding.rights() == Rights::ReadWrite && !pins.writable() && !pins.is_empty() {
             self.close(index, entry_flags::WRITING);
         }
     }

@@ -5,7 +5,7 @@
 
 use crate::{
     domain::{BATCH, Crash, Domain},
-    pin::{PageReference, Pin},
+    pin::Pin,
     release::{PinBatch, settle},
     unmap::live,
 };
@@ -59,20 +59,20 @@ fn exists<D: Domain>(domain: &D, handle: u32) -> bool {
 
 fn release_one<D: Domain>(domain: &D, batch: &mut PinBatch, handle: u32) {
     let Some(mapped) = live(domain, handle) else { return };
-    let grant = mapped.grant();
-    let page = domain.with_granter(grant.granter, |table| {
-        let page = table.pinned_page(grant.reference, domain.id(), |index, _| index)?;
+    let holding = mapped.holding();
+    let pin = domain.with_granter(holding.granter(), |table| {
+        let mfn = table.pinned_page(holding.reference(), domain.id(), |index, _| index)?;
         domain.with_maptrack(|maptrack| maptrack.free(handle));
-        Some(PageReference::taken(page, mapped.typed()))
+        Some(Pin::stored(mfn, holding))
     });
-    match page {
-        Some(Some(page)) => batch.edit_many(|skipped, room| {
+    match pin {
+        Some(Some(pin)) => batch.edit_many(|skipped, room| {
             let cleared = domain.forget(skipped);
             // The caller looked for room; without any the page would be lost, not released.
-            drop(room.hold(Pin::granted(page, grant), cleared));
+            drop(room.hold(pin, cleared));
         }),
         Some(None) => {}
-        None => domain.crash(Crash::UnknownGranter { granter: grant.granter }),
+        None => domain.crash(Crash::UnknownGranter { granter: holding.granter() }),
     }
 }
 

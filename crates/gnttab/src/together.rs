@@ -10,9 +10,8 @@ use flush::{DomainId, Gfn, Mfn};
 use crate::{
     abi::Status,
     domain::{Action, BATCH, Crash, Domain, Expected},
-    entry::Rights,
     maptrack::Taken,
-    pin::{Grant, PageReference, Pin, Purpose},
+    pin::{Holding, Pin},
     release::PinBatch,
     table::GrantTable,
     unmap::{PAGE_SHIFT, Unmap, Unmaps, live},
@@ -29,15 +28,11 @@ pub struct Removals(ArrayVec<Removal, BATCH>);
 struct Removal {
     gfn: Gfn,
     mfn: Mfn,
+    holding: Holding,
     /// The handle of the mapping.
     taken: Taken,
-    /// Its reference in the granter's table.
-    reference: u32,
     /// The place of its element among those that are looked at together.
-    place: u8,
-    rights: Rights,
-    /// Whether it holds a writable type reference.
-    typed: bool,
+    place: u32,
 }
 
 impl Removals {
@@ -46,7 +41,9 @@ impl Removals {
     #[inline]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (Gfn, Expected)> {
         let Self(removals) = self;
-        removals.iter().map(|one| (one.gfn, Expected { mfn: one.mfn, rights: one.rights }))
+        removals
+            .iter()
+            .map(|one| (one.gfn, Expected { mfn: one.mfn, rights: one.holding.rights() }))
     }
 }
 
@@ -79,9 +76,10 @@ fn begin<D: Domain>(
     let refused = match elements.first().and_then(|first| live(domain, first.request().handle)) {
         None => Status::BadHandle,
         Some(mapped) => {
-            let granter = mapped.grant().granter;
+            let granter = mapped.holding().granter();
             if domain.allows(Action::Unmap, granter) {
                 let done = domain.with_granter(granter, |table| {
+                    let (elements, _) = elements.split_at(elements.len().min(batch.left()));
                     unmap_run(domain, batch, (granter, table), elements, statuses)
                 });
                 if let Some(done) = done {
@@ -110,25 +108,25 @@ fn unmap_run<D: Domain>(
     statuses: &mut [Status],
 ) -> usize {
     let mut removals = Removals(ArrayVec::new_const());
-    let elements = elements.iter().take(batch.left());
     let done = take(domain, (granter, table), elements, statuses, &mut removals);
     if !removals.0.is_empty() {
         // One bit for each that was not cleared.
         let mut kept = 0_u32;
         batch.edit_many(|skipped, room| {
-            let mut each = removals.0.iter().zip(0..);
+            let mut answered = 0;
             domain.clear_all(&removals, skipped, |result| {
                 // More answers than questions are those of an embedder in error.
-                let Some((removal, place)) = each.next() else { return };
+                let Some(removal) = removals.0.get(answered) else { return };
                 match result {
                     // There are not more than the batch has room for.
-                    Ok(cleared) => drop(room.hold(removal.pin(granter), cleared)),
-                    Err(error) => kept |= removal.keep(place, error.into(), statuses),
+                    Ok(cleared) => drop(room.hold(removal.pin(), cleared)),
+                    Err(error) => kept |= removal.keep(answered, error.into(), statuses),
                 }
+                answered += 1;
             });
-            each.for_each(|(removal, place)| {
-                kept |= removal.keep(place, Status::GeneralError, statuses);
-            });
+            for (index, removal) in removals.0.iter().enumerate().skip(answered) {
+                kept |= removal.keep(index, Status::GeneralError, statuses);
+            }
         });
         domain.with_maptrack(|maptrack| {
             if kept == 0 {
@@ -150,19 +148,17 @@ fn unmap_run<D: Domain>(
 impl Removal {
     /// What its mapping held.
     #[inline]
-    fn pin(&self, granter: DomainId) -> Pin {
-        let Self { gfn: _, mfn, taken: _, reference, place: _, rights, typed } = *self;
-        let grant = Grant { granter, reference, rights, purpose: Purpose::Map };
-        Pin::granted(PageReference::taken(mfn, typed), grant)
+    fn pin(&self) -> Pin {
+        Pin::stored(self.mfn, self.holding)
     }
 
-    /// Says that its mapping stays. Returns its bit.
+    /// Says that its mapping stays. Returns its bit, which is that of its index.
     #[cold]
-    fn keep(&self, place: u32, status: Status, statuses: &mut [Status]) -> u32 {
-        if let Some(place) = statuses.get_mut(usize::from(self.place)) {
+    fn keep(&self, index: usize, status: Status, statuses: &mut [Status]) -> u32 {
+        if let Some(place) = statuses.get_mut(self.place as usize) {
             *place = status;
         }
-        1 << place
+        1 << index
     }
 }
 
@@ -170,33 +166,31 @@ impl Removal {
 /// each has the status that it has once what was taken is cleared.
 // By itself its loop has the registers that it needs.
 #[inline(never)]
-fn take<'e, D: Domain>(
+fn take<D: Domain>(
     domain: &D,
     (granter, table): (DomainId, &mut GrantTable<D::Grants>),
-    elements: impl Iterator<Item = &'e (impl Unmaps + 'e)>,
+    elements: &[impl Unmaps],
     statuses: &mut [Status],
     removals: &mut Removals,
 ) -> usize {
     let (id, clamp) = (domain.id(), |index, length| domain.clamp(index, length));
     domain.with_maptrack(|maptrack| {
-        let mut done = 0_u8;
-        for ((element, status), place) in elements.zip(statuses).zip(0..) {
+        for (place, (element, status)) in elements.iter().zip(statuses).enumerate() {
             let Unmap { host_addr, handle, new_addr } = element.request();
-            done = place;
             *status = match maptrack.find(handle, clamp) {
                 None => Status::BadHandle,
                 Some(entry) => {
-                    let grant = entry.grant();
-                    if grant.granter != granter || entry.is_taken() {
+                    let holding = entry.holding();
+                    if !holding.is_live_of(granter) {
                         if place > 0 {
                             // It may be one of those before it: how that ends is open.
-                            return usize::from(place);
+                            return place;
                         }
                         // It was looked at before the lock: another unmap came first.
                         *status = Status::BadHandle;
                         continue;
                     }
-                    match table.pinned_page(grant.reference, id, clamp) {
+                    match table.pinned_page(holding.reference(), id, clamp) {
                         None => Status::BadHandle,
                         Some(_) if new_addr != 0 => Status::GeneralError,
                         Some(_) if host_addr == 0 => Status::Okay,
@@ -205,11 +199,9 @@ fn take<'e, D: Domain>(
                             removals.0.extend([Removal {
                                 gfn: Gfn::new(host_addr >> PAGE_SHIFT),
                                 mfn,
+                                holding,
                                 taken: entry.take(handle),
-                                reference: grant.reference,
-                                place,
-                                rights: grant.rights,
-                                typed: entry.typed(),
+                                place: place as u32,
                             }]);
                             Status::Okay
                         }
@@ -218,7 +210,7 @@ fn take<'e, D: Domain>(
             };
         }
         // Without room in the batch the first one fails, for it has to end.
-        usize::from(done).saturating_add(1)
+        elements.len().max(1)
     })
 }
 

@@ -12,7 +12,7 @@ use crate::{
     abi::{Status, UnmapAndReplace, UnmapGrantRef},
     domain::{Action, Crash, Domain, Expected},
     maptrack::MaptrackEntry,
-    pin::{PageReference, Pin},
+    pin::Pin,
     release::PinBatch,
 };
 
@@ -121,13 +121,14 @@ fn clear<'id, D: Domain, const N: usize>(
     index: usize,
 ) -> Result<(Pin, Cleared<'id>), Status> {
     let mapped = handles.found.get(index).copied().flatten().ok_or(Status::BadHandle)?;
-    let grant = mapped.grant();
-    if !domain.allows(Action::Unmap, grant.granter) {
+    let holding = mapped.holding();
+    let granter = holding.granter();
+    if !domain.allows(Action::Unmap, granter) {
         return Err(Status::PermissionDenied);
     }
-    let removed = domain.with_granter(grant.granter, |table| {
+    let removed = domain.with_granter(granter, |table| {
         let clamp = |index, length| domain.clamp(index, length);
-        let mfn = table.pinned_page(grant.reference, domain.id(), clamp);
+        let mfn = table.pinned_page(holding.reference(), domain.id(), clamp);
         // Another unmap of the handle may have come first; this lock keeps out the next.
         let taken = domain.with_maptrack(|maptrack| maptrack.take(request.handle, mapped));
         if !taken {
@@ -139,7 +140,7 @@ fn clear<'id, D: Domain, const N: usize>(
             Some(_) if request.host_addr == 0 => Err(Status::Okay),
             Some(mfn) => {
                 let gfn = Gfn::new(request.host_addr >> PAGE_SHIFT);
-                let expected = Expected { mfn, rights: grant.rights };
+                let expected = Expected { mfn, rights: holding.rights() };
                 let cleared = domain.clear(gfn, expected, skipped);
                 cleared.map(|cleared| (mfn, cleared)).map_err(Status::from)
             }
@@ -152,11 +153,10 @@ fn clear<'id, D: Domain, const N: usize>(
         cleared
     });
     let (mfn, cleared) = removed.unwrap_or_else(|| {
-        domain.crash(Crash::UnknownGranter { granter: grant.granter });
+        domain.crash(Crash::UnknownGranter { granter });
         Err(Status::GeneralError)
     })?;
-    let page = PageReference::taken(mfn, mapped.typed());
-    Ok((Pin::granted(page, grant), cleared))
+    Ok((Pin::stored(mfn, holding), cleared))
 }
 
 /// Unmaps one element whose handle was not looked up yet.

@@ -108,12 +108,8 @@ impl<D: Domain, W: Watcher> Domain for Watched<'_, D, W> {
         self.around(|domain| domain.get_page(granter, frame, rights))
     }
 
-    fn put_page(&self, pin: Released<Pin>) {
-        self.around(|domain| domain.put_page(pin));
-    }
-
-    fn mark_dirty(&self, granter: DomainId, page: &Released<Pin>) {
-        self.around(|domain| domain.mark_dirty(granter, page));
+    fn put_page(&self, pin: Released<Pin>, wrote: bool) {
+        self.around(|domain| domain.put_page(pin, wrote));
     }
 
     fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {

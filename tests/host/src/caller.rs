@@ -269,18 +269,22 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
     }
 
     #[inline(always)]
-    fn put_page(&self, pin: Released<Pin>) {
-        let page = pin.get().page();
-        if pin.get().grant().is_none() {
-            self.hypervisor.pages.lose(page.mfn());
+    fn put_page(&self, pin: Released<Pin>, wrote: bool) {
+        let pin = pin.get();
+        let pages = &self.hypervisor.pages;
+        if wrote {
+            pages.mark_dirty(pin.mfn());
+        }
+        if pin.grant().is_none() {
+            pages.lose(pin.mfn());
         }
         // The granter counts its own page once; every mapping counts it once more.
-        let owned = pin.get().grant().is_some_and(|grant| grant.granter != self.guest.id);
-        if self.hypervisor.pages.get(page.mfn()).0 <= 1 + u32::from(owned) {
-            (self.ended)(page.mfn());
+        let owned = pin.grant().is_some_and(|grant| grant.granter != self.guest.id);
+        if pages.get(pin.mfn()).0 <= 1 + u32::from(owned) {
+            (self.ended)(pin.mfn());
         }
-        if self.hypervisor.pages.drop_one(page.mfn(), page.typed()) {
-            self.hypervisor.memory.ram().release(page.mfn());
+        if pages.drop_one(pin.mfn(), pin.typed()) {
+            self.hypervisor.memory.ram().release(pin.mfn());
         }
     }
 
@@ -297,11 +301,6 @@ impl<R: Ram, T: Flush<Tlb>, I: Flush<Iotlb>> Domain for Caller<'_, R, T, I> {
         write_bytes(ram, to.page, to.first.into(), bytes);
         self.hypervisor.pages.mark_dirty(to.page);
         Ok(())
-    }
-
-    #[inline]
-    fn mark_dirty(&self, _: DomainId, page: &Released<Pin>) {
-        self.hypervisor.pages.mark_dirty(page.get().page().mfn());
     }
 
     fn put_table(&self, table: Released<TablePage>) {

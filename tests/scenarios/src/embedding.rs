@@ -246,16 +246,12 @@ impl<'a, D: Domain> Domain for Scripted<'a, D> {
         Ok(page)
     }
 
-    fn put_page(&self, pin: Released<Pin>) {
+    fn put_page(&self, pin: Released<Pin>, wrote: bool) {
         (self.hook)();
         if self.slip == Some(Slip::EarlyDrop) {
             return;
         }
-        self.inner.put_page(pin);
-    }
-
-    fn mark_dirty(&self, granter: DomainId, page: &Released<Pin>) {
-        self.inner.mark_dirty(granter, page);
+        self.inner.put_page(pin, wrote);
     }
 
     fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {

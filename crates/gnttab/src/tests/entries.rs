@@ -184,7 +184,7 @@ fn a_reader_has_to_ask_the_entry_before_it_may_write() {
 
 #[test]
 fn pin_counters_never_touch_each_other() {
-    for (pin, other) in [(Use::HostWrite, Use::HostRead), (Use::HostRead, Use::HostWrite)] {
+    for (pin, other) in [(Use::at(0), Use::at(8)), (Use::at(8), Use::at(0))] {
         let mut pins = Pins::default().add(other).unwrap();
         for count in 0..128 {
             assert_eq!((pins.count(pin), pins.count(other)), (count, 1));

@@ -692,18 +692,15 @@ impl Domain for World {
         };
         Ok(self.take(mfn, rights))
     }
-    fn put_page(&self, pin: Released<Pin>) {
+    fn put_page(&self, pin: Released<Pin>, wrote: bool) {
         assert_eq!(self.unflushed.get(), 0, "dropped with a flush owed");
-        let page = pin.get().page();
+        let pin = pin.get();
         let mut counts = self.counts.borrow_mut();
-        let count = counts.get_mut(&page.mfn()).unwrap();
+        let count = counts.get_mut(&pin.mfn()).unwrap();
+        count.dirty |= wrote;
         count.references -= 1;
-        count.types -= i64::from(page.typed());
+        count.types -= i64::from(pin.typed());
         assert!(count.references >= 0 && count.types >= 0, "dropped twice");
-    }
-    fn mark_dirty(&self, _: DomainId, page: &Released<Pin>) {
-        let mfn = page.get().page().mfn();
-        self.counts.borrow_mut().get_mut(&mfn).unwrap().dirty = true;
     }
     fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {
         self.no_locks();

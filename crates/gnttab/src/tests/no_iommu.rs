@@ -63,11 +63,8 @@ impl Domain for Without {
     ) -> Result<PageReference, PageError> {
         self.0.get_page(granter, frame, rights)
     }
-    fn put_page(&self, pin: Released<Pin>) {
-        self.0.put_page(pin);
-    }
-    fn mark_dirty(&self, granter: DomainId, page: &Released<Pin>) {
-        self.0.mark_dirty(granter, page);
+    fn put_page(&self, pin: Released<Pin>, wrote: bool) {
+        self.0.put_page(pin, wrote);
     }
     fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {
         self.0.copy_page(copy)

@@ -203,7 +203,7 @@ impl<'m> Domain for Caller<'_, 'm> {
         };
         let result = action(words);
         for (mfn, _) in [first, second].into_iter().flatten() {
-            self.lean.memory.discount(mfn, false);
+            self.lean.memory.discount(mfn, false, false);
         }
         result
     }
@@ -257,14 +257,9 @@ impl<'m> Domain for Caller<'_, 'm> {
     }
 
     #[inline]
-    fn put_page(&self, pin: Released<Pin>) {
-        let page = pin.get().page();
-        self.lean.memory.discount(page.mfn(), page.typed());
-    }
-
-    #[inline]
-    fn mark_dirty(&self, _: DomainId, page: &Released<Pin>) {
-        self.lean.memory.mark_dirty(page.get().page().mfn());
+    fn put_page(&self, pin: Released<Pin>, wrote: bool) {
+        let pin = pin.get();
+        self.lean.memory.discount(pin.mfn(), pin.typed(), wrote);
     }
 
     fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {

@@ -5,7 +5,7 @@
 
 use std::{
     ops::Range,
-    sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering},
 };
 
 use flush::{FreshTable, Mfn, TablePage};
@@ -24,8 +24,8 @@ pub(super) struct Direct {
 /// What the hypervisor knows of a frame.
 #[derive(Debug, Default)]
 struct Page {
-    references: AtomicU32,
-    writable: AtomicU32,
+    /// References, and from bit 32 on those of them that are of the writable type.
+    references: AtomicU64,
     /// Entries in use, if it is a table.
     live: AtomicU16,
     dirty: AtomicBool,
@@ -74,35 +74,32 @@ impl Direct {
     /// Counts a page once more, and as writable if `typed`.
     pub(super) fn count(&self, mfn: Mfn, typed: bool) {
         if let Some(page) = self.page(mfn) {
-            page.references.fetch_add(1, Ordering::Relaxed);
-            page.writable.fetch_add(u32::from(typed), Ordering::Relaxed);
+            page.references.fetch_add(one(typed), Ordering::Relaxed);
         }
     }
 
-    /// Counts a page once less; one that nobody counts any more is free.
+    /// Counts a page once less, and notes before that it may have been written if somebody
+    /// `wrote`; one that nobody counts any more is free.
     ///
     /// # Panics
-    /// If nobody counted it.
+    /// If nobody counted it so.
     #[inline]
-    pub(super) fn discount(&self, mfn: Mfn, typed: bool) {
+    pub(super) fn discount(&self, mfn: Mfn, typed: bool, wrote: bool) {
         let Some(page) = self.page(mfn) else { return };
-        if typed {
-            let before = page.writable.fetch_sub(1, Ordering::Relaxed);
-            assert!(before > 0, "a type reference was dropped twice");
+        if wrote {
+            page.dirty.store(true, Ordering::Relaxed);
         }
-        match page.references.fetch_sub(1, Ordering::Relaxed) {
-            0 => panic!("a page reference was dropped twice"),
-            1 => self.give(mfn),
-            _ => {}
+        let before = page.references.fetch_sub(one(typed), Ordering::AcqRel);
+        let left = before.checked_sub(one(typed)).expect("a page reference was dropped twice");
+        if left as u32 == 0 {
+            self.give(mfn);
         }
     }
 
     /// References and writable type references of a page.
     pub(super) fn counts(&self, mfn: Mfn) -> (u32, u32) {
-        let counts = |page: &Page| {
-            (page.references.load(Ordering::Relaxed), page.writable.load(Ordering::Relaxed))
-        };
-        self.page(mfn).map_or((0, 0), counts)
+        let references = self.page(mfn).map_or(0, |page| page.references.load(Ordering::Relaxed));
+        (references as u32, (references >> 32) as u32)
     }
 
     /// Notes that a page may have been written.
@@ -112,6 +109,12 @@ impl Direct {
             page.dirty.store(true, Ordering::Relaxed);
         }
     }
+}
+
+/// One reference as it is counted.
+#[inline]
+const fn one(typed: bool) -> u64 {
+    1 | (typed as u64) << 32
 }
 
 impl TableMemory for &Direct {

@@ -12,7 +12,7 @@ use super::memory::Direct;
 #[derive(Debug)]
 pub(super) struct Grants<'m> {
     memory: &'m Direct,
-    shared: Vec<Mfn>,
+    shared: Vec<(Mfn, &'m SharedPage)>,
     active: Vec<Box<[ActiveEntry; ACTIVE_PER_PAGE]>>,
 }
 
@@ -25,7 +25,7 @@ impl<'m> Grants<'m> {
 impl GrantStorage for Grants<'_> {
     #[inline]
     fn shared(&self, page: usize) -> Option<&SharedPage> {
-        self.shared.get(page).and_then(|mfn| self.memory.words(*mfn))
+        self.shared.get(page).map(|(_, words)| *words)
     }
 
     fn status(&self, _: usize) -> Option<&StatusPage> {
@@ -39,7 +39,8 @@ impl GrantStorage for Grants<'_> {
 
     fn add_shared(&mut self, page: usize) -> Result<(), NoMemory> {
         if page == self.shared.len() {
-            self.shared.push(self.memory.take().ok_or(NoMemory)?);
+            let mfn = self.memory.take().ok_or(NoMemory)?;
+            self.shared.push((mfn, self.memory.words(mfn).ok_or(NoMemory)?));
         }
         Ok(())
     }
@@ -57,7 +58,7 @@ impl GrantStorage for Grants<'_> {
 
     fn frame(&self, frame: TableFrame) -> Option<Mfn> {
         match frame {
-            TableFrame::Shared(page) => self.shared.get(page).copied(),
+            TableFrame::Shared(page) => self.shared.get(page).map(|(mfn, _)| *mfn),
             TableFrame::Status(_) => None,
         }
     }

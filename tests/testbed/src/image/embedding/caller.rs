@@ -157,21 +157,19 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, W: Watcher> Domain for Caller<'_, T, I, W> 
     }
 
     // `Released` is the proof that the flush is over: only now may the page be another's.
-    fn put_page(&self, pin: Released<Pin>) {
-        let page = pin.get().page();
+    fn put_page(&self, pin: Released<Pin>, wrote: bool) {
+        let pin = pin.get();
         // A copy mapped nothing, so nobody waits for a flush of it.
-        if !matches!(pin.get().grant(), Some(grant) if grant.purpose == Purpose::Copy) {
-            self.watcher.given_up(page.mfn());
+        if !matches!(pin.grant(), Some(grant) if grant.purpose == Purpose::Copy) {
+            self.watcher.given_up(pin.mfn());
         }
-        if PageInfo::of(page.mfn()).is_some_and(|info| info.drop_one(page.typed())) {
-            // The allocator refuses what is not its own; such a frame goes nowhere.
-            memory::release(page.mfn()).ok();
-        }
-    }
-
-    fn mark_dirty(&self, _: DomainId, page: &Released<Pin>) {
-        if let Some(info) = PageInfo::of(page.get().page().mfn()) {
+        let Some(info) = PageInfo::of(pin.mfn()) else { return };
+        if wrote {
             info.mark_dirty();
+        }
+        if info.drop_one(pin.typed()) {
+            // The allocator refuses what is not its own; such a frame goes nowhere.
+            memory::release(pin.mfn()).ok();
         }
     }
 

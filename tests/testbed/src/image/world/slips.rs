@@ -181,15 +181,11 @@ impl<'a, D: Domain> Domain for Slipping<'a, D> {
         Ok(page)
     }
 
-    fn put_page(&self, pin: Released<Pin>) {
+    fn put_page(&self, pin: Released<Pin>, wrote: bool) {
         // What was never counted, or is dropped already, cannot be dropped.
         if !matches!(self.slip, Some(Slip::Uncounted | Slip::EarlyDrop)) {
-            self.inner.put_page(pin);
+            self.inner.put_page(pin, wrote);
         }
-    }
-
-    fn mark_dirty(&self, granter: DomainId, page: &Released<Pin>) {
-        self.inner.mark_dirty(granter, page);
     }
 
     fn copy_page(&self, copy: &PageCopy) -> Result<(), NotCopied> {
