@@ -5,8 +5,8 @@
 
 use flush::{Dfn, Gfn, Gone, Iotlb, Mfn, Run, Skipped};
 use stage2::{
-    Access, Budget, Emptied, Format, Found, Leaf, MapStopped, Near, PageError, Path, Recorder,
-    Rest, Sink, Stopped, TableMemory, Tables, Tally, Unheld, format::vtd::Vtd,
+    Access, Budget, Emptied, Format, Found, Leaf, Likely, MapStopped, Near, PageError, Path,
+    Recorder, Rest, Shown, Sink, Stopped, TableMemory, Tables, Tally, Unheld, format::vtd::Vtd,
 };
 
 use crate::{DmaDomain, Guarded, Members};
@@ -24,9 +24,26 @@ pub struct Expected {
 ///
 /// The embedder's lock around these tables is held as long as it exists.
 #[derive(Debug)]
-pub struct Clearing<'p, M>(Near<'p, 'p, Vtd, M>);
+pub struct Clearing<'p, M> {
+    near: Near<'p, 'p, Vtd, M>,
+    /// The rights of the last page,
+    access: Access,
+    /// and what pages with these are like.
+    likely: Likely,
+}
 
 impl<M: TableMemory> Clearing<'_, M> {
+    /// The entry of `dfn`, if it shows what is expected, to be cleared with that of another
+    /// table. Nothing is changed.
+    ///
+    /// `None` says nothing about the page: [`clear`](Self::clear) looks harder.
+    #[inline(always)]
+    pub fn shown(&mut self, dfn: Dfn, expected: Expected) -> Option<Shown<'_, Iotlb>> {
+        let Expected { mfn, access } = expected;
+        self.expect(access);
+        self.near.shown(Gfn::from(dfn), mfn, &self.likely)
+    }
+
     /// As [`DmaDomain::clear`].
     ///
     /// # Errors
@@ -40,8 +57,22 @@ impl<M: TableMemory> Clearing<'_, M> {
         skipped: &mut Skipped<'id>,
     ) -> Result<Gone<'id, Iotlb>, PageError> {
         let same = |leaf: &Leaf| leaf.mfn == mfn && leaf.access == access;
-        self.0.clear(Gfn::from(dfn), skipped, Leaf::new(mfn, access), same)
+        self.expect(access);
+        self.near.clear(Gfn::from(dfn), mfn, skipped, &self.likely, same)
     }
+
+    #[inline(always)]
+    fn expect(&mut self, access: Access) {
+        if self.access != access {
+            self.access = access;
+            self.likely = like(self.near.tables().format, access);
+        }
+    }
+}
+
+#[inline]
+fn like(format: &Vtd, access: Access) -> Likely {
+    Likely::new(format, Leaf::new(Mfn::new(0), access))
 }
 
 impl<G: Guarded<Members>> DmaDomain<G> {
@@ -127,7 +158,10 @@ impl<G: Guarded<Members>> DmaDomain<G> {
         memory: &'p M,
         path: &'p mut Path,
     ) -> Clearing<'p, M> {
-        Clearing(Near::new(self.tables(memory), path))
+        // What grants mostly allow.
+        let access = Access::READ_WRITE;
+        let likely = like(self.format(), access);
+        Clearing { near: Near::new(self.tables(memory), path), access, likely }
     }
 
     /// Clears every page of `rest`, frees emptied tables through the record, and hands the

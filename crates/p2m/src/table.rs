@@ -11,8 +11,8 @@ use core::marker::PhantomData;
 
 use flush::{Gfn, Gone, Mfn, Run, Skipped, Tlb};
 use stage2::{
-    Access, Budget, Emptied, Entry, Format, Found, Leaf, Level, Near, Over, PageError, Path, Rest,
-    Sink, Stopped, TableMemory, Tables, Tally, Unencodable, Unheld,
+    Access, Budget, Emptied, Entry, Format, Found, Leaf, Level, Likely, Near, Over, PageError,
+    Path, Rest, Shown, Sink, Stopped, TableMemory, Tables, Tally, Unencodable, Unheld,
 };
 
 use crate::{
@@ -198,7 +198,10 @@ impl<F: Format, M: TableMemory, K: Walkers> P2m<F, M, K> {
     pub fn clearing(&mut self) -> Clearing<'_, F, M, K> {
         let Self { format, memory, root, path, walkers: _ } = self;
         let tables = Tables { format: &*format, memory: &*memory, root: *root };
-        Clearing { tables, near: Near::new(tables, path), walkers: PhantomData }
+        // What is cleared most.
+        let kind = PageKind::GrantReadWrite;
+        let likely = Likely::new(format, kind.leaf(Mfn::new(0)));
+        Clearing { near: Near::new(tables, path), kind, likely, walkers: PhantomData }
     }
 
     /// Takes rights from every mapping of the range, or gives them back: each gets
@@ -269,12 +272,34 @@ impl<F: Format, M: TableMemory, K: Walkers> P2m<F, M, K> {
 /// Frames of one map that are cleared one after the other, all under its lock.
 #[derive(Debug)]
 pub struct Clearing<'p, F, M, K = Tlb> {
-    tables: Tables<'p, F, M>,
     near: Near<'p, 'p, F, M>,
+    /// The kind of the last page,
+    kind: PageKind,
+    /// and what pages of that kind are like.
+    likely: Likely,
     walkers: PhantomData<fn() -> K>,
 }
 
 impl<F: Format, M: TableMemory, K: Walkers> Clearing<'_, F, M, K> {
+    /// The entry of the single page at `gfn`, if it shows what is expected, to be cleared with
+    /// that of another table. Nothing is changed.
+    ///
+    /// `None` says nothing about the page: [`clear`](Self::clear) looks harder.
+    #[inline(always)]
+    pub fn shown(&mut self, gfn: Gfn, expected: Expected) -> Option<Shown<'_, K>> {
+        let Expected { mfn, kind } = expected;
+        self.expect(kind);
+        self.near.shown(gfn, mfn, &self.likely)
+    }
+
+    #[inline(always)]
+    fn expect(&mut self, kind: PageKind) {
+        if self.kind != kind {
+            self.kind = kind;
+            self.likely = Likely::new(self.near.tables().format, kind.leaf(Mfn::new(0)));
+        }
+    }
+
     /// As [`P2m::clear`].
     ///
     /// # Errors
@@ -301,7 +326,8 @@ impl<F: Format, M: TableMemory, K: Walkers> Clearing<'_, F, M, K> {
         skipped: &mut Skipped<'id>,
     ) -> Result<Gone<'id, K>, PageError> {
         let expected = |leaf: &Leaf| leaf.mfn == mfn && leaf.tag == kind.tag();
-        self.near.clear(gfn, skipped, kind.leaf(mfn), expected)
+        self.expect(kind);
+        self.near.clear(gfn, mfn, skipped, &self.likely, expected)
     }
 
     /// The single leaf was not there: a large one may have to be split.
@@ -315,14 +341,15 @@ impl<F: Format, M: TableMemory, K: Walkers> Clearing<'_, F, M, K> {
         skipped: &mut Skipped<'id>,
     ) -> Result<Gone<'id, K>, ClearError> {
         let PageError::Large(_) = error else { return Err(ClearError::single(error, gfn)) };
-        let was = stage2::lookup(self.tables, gfn).and_then(|found| mapping(found, gfn));
+        let tables = self.near.tables();
+        let was = stage2::lookup(tables, gfn).and_then(|found| mapping(found, gfn));
         let was = was.ok_or(ClearError::Absent)?;
         if was.mfn != expected.mfn || was.kind != Some(expected.kind) {
             return Err(ClearError::Unexpected(was));
         }
         // A split adds a table and takes none away: what is known of the way stays right.
         let mut edit = Edit::<K, _>::new(skipped, Unheld);
-        stage2::split(self.tables, gfn, Level::PAGE, &mut edit)?;
+        stage2::split(tables, gfn, Level::PAGE, &mut edit)?;
         self.clear_single(gfn, expected, skipped).map_err(|error| ClearError::single(error, gfn))
     }
 }

@@ -92,18 +92,11 @@ pub trait Format {
     /// [`Unencodable::Access`] if the format has no leaf with these rights.
     fn with_access(&self, level: Level, raw: u64, access: Access) -> Result<u64, Unencodable>;
 
-    /// The bits of a page's leaf that hardware sets by itself: accessed and dirty.
-    ///
-    /// A format that does not say takes the longer way to clear a page that is marked.
-    #[inline]
-    fn marks(&self) -> u64 {
-        0
-    }
-
     /// The bits in which the words of two pages may differ so that [`like`](Self::like)
-    /// tells one from the other: the frame and the [`marks`](Self::marks).
+    /// tells one from the other: the frame, and the marks that hardware sets by itself.
     ///
-    /// A format that does not say has each page [decoded](Self::decode).
+    /// A format that does not say has each page [decoded](Self::decode), and takes the longer
+    /// way to clear one that is marked.
     #[inline]
     fn varying(&self) -> u64 {
         0

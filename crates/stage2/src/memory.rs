@@ -3,9 +3,21 @@
 //! An embedder implements [`TableMemory`] once, over its direct map. Everything the
 //! walker does to memory goes through it, so a test can count, delay or refuse.
 
-use core::ops::Range;
+use core::{
+    ops::Range,
+    sync::atomic::{AtomicU16, AtomicU64},
+};
 
 use flush::{FreshTable, Mfn, TablePage};
+
+/// A table that [`TableMemory::lend`] lends to whoever holds the lock of the tree's edits.
+#[derive(Clone, Copy, Debug)]
+pub struct Lent<'m> {
+    /// Its entries.
+    pub entries: &'m [AtomicU64],
+    /// How many of them are not zero: what [`TableMemory::live`] says.
+    pub live: &'m AtomicU16,
+}
 
 /// Access to table pages, and to how many entries of each are in use.
 ///
@@ -53,22 +65,15 @@ pub trait TableMemory {
     fn compare_exchange(&self, table: Mfn, index: usize, current: u64, new: u64)
     -> Result<(), u64>;
 
-    /// Empties the entry if it is `word`, whatever of `marks` is set in it. If it was, the entry
-    /// is [in use](Self::live) no more. A flush that begins after the return must find the
-    /// hardware walker reading zero.
+    /// A table as it is, for memory in which an entry may be emptied by a look at it and a store
+    /// of zero after that: two steps, where an exchange costs more.
     ///
-    /// Nobody but hardware changes the entry meanwhile, and hardware sets marks alone; the
-    /// caller wants none of them, and puts the entry on record whether it was marked or not.
-    /// So memory may look first and then store zero, in two steps, where an exchange would
-    /// cost more.
+    /// Nobody but hardware changes such an entry meanwhile, and hardware sets marks alone, that
+    /// nobody wants of a page that goes. A flush that begins after the store must find the
+    /// hardware walker reading zero. Memory that has more to do than a store lends nothing.
     #[inline]
-    fn empty_if(&self, table: Mfn, index: usize, word: u64, marks: u64) -> bool {
-        let raw = self.read(table, index);
-        let emptied = raw & !marks == word && self.compare_exchange(table, index, raw, 0).is_ok();
-        if emptied {
-            self.drop_live(table);
-        }
-        emptied
+    fn lend(&self, _table: Mfn) -> Option<Lent<'_>> {
+        None
     }
 
     /// A page for a table, or `None` if there is none to be had now.

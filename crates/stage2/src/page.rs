@@ -11,7 +11,6 @@ use flush::{Gfn, Gone, Records, Skipped};
 use crate::entry::{Entry, Leaf, Level};
 use crate::format::Format;
 use crate::memory::TableMemory;
-use crate::path::Path;
 use crate::tree::{Contended, Found, Tables};
 
 /// Why [`clear_page`] changed nothing.
@@ -96,85 +95,6 @@ pub fn clear_page<'id, K: Records, F: Format, M: TableMemory>(
     let order = tables.recorded_order(Level::PAGE, &leaf);
     let span = tables.format.geometry().span(Level::PAGE, gfn);
     Ok((leaf, skipped.leaf::<K>(span, order)))
-}
-
-/// Pages of one tree that are cleared one after the other, all under one lock.
-///
-/// A path that was kept from pages before leads to the first one, each page to the next.
-#[derive(Debug)]
-pub struct Near<'p, 'a, F, M> {
-    tables: Tables<'a, F, M>,
-    path: &'p mut Path,
-}
-
-impl<'p, 'a, F: Format, M: TableMemory> Near<'p, 'a, F, M> {
-    /// Begins at the page that `path` leads to.
-    ///
-    /// As long as this value exists, the lock of the tree's edits is held and nothing else
-    /// edits the tree.
-    #[inline]
-    pub fn new(tables: Tables<'a, F, M>, path: &'p mut Path) -> Self {
-        tables.renew(path);
-        Self { tables, path }
-    }
-
-    /// As [`clear_page`]. `likely` is the leaf that is mostly there; where it is, `expected`
-    /// is not asked, and must accept it.
-    ///
-    /// # Errors
-    ///
-    /// As [`clear_page`].
-    #[inline(always)]
-    pub fn clear<'id, K: Records>(
-        &mut self,
-        gfn: Gfn,
-        skipped: &mut Skipped<'id>,
-        likely: Leaf,
-        expected: impl FnMut(&Leaf) -> bool,
-    ) -> Result<Gone<'id, K>, PageError> {
-        match self.clear_likely(gfn, skipped, likely) {
-            Some(gone) => Ok(gone),
-            None => clear_page(self.tables, gfn, skipped, expected).map(|(_, gone)| gone),
-        }
-    }
-
-    /// Clears the page at `gfn` if its leaf is this one, up to the marks of hardware; else
-    /// changes nothing.
-    #[inline(always)]
-    fn clear_likely<'id, K: Records>(
-        &mut self,
-        gfn: Gfn,
-        skipped: &mut Skipped<'id>,
-        likely: Leaf,
-    ) -> Option<Gone<'id, K>> {
-        let Tables { format, memory, root: _ } = self.tables;
-        // It never was part of a larger one, so its order is that of a page.
-        let word = format.leaf(Level::PAGE, Leaf { origin: Level::PAGE, ..likely }).ok()?;
-        let (table, index) = self.tables.find_page(gfn, self.path)?;
-        if !memory.empty_if(table, index, word, format.marks()) {
-            return None;
-        }
-        let geometry = format.geometry();
-        let order = geometry.order(Level::PAGE);
-        Some(skipped.leaf::<K>(geometry.span(Level::PAGE, gfn), order))
-    }
-}
-
-/// As [`Near::clear`], for one page.
-///
-/// # Errors
-///
-/// As [`clear_page`].
-#[inline(always)]
-pub fn clear_page_near<'id, K: Records, F: Format, M: TableMemory>(
-    tables: Tables<'_, F, M>,
-    path: &mut Path,
-    gfn: Gfn,
-    skipped: &mut Skipped<'id>,
-    likely: Leaf,
-    expected: impl FnMut(&Leaf) -> bool,
-) -> Result<Gone<'id, K>, PageError> {
-    Near::new(tables, path).clear(gfn, skipped, likely, expected)
 }
 
 impl<F: Format, M: TableMemory> Tables<'_, F, M> {

@@ -43,7 +43,7 @@ impl Kept {
 const WAYS: usize = 8;
 
 /// Above the number of every block of two frames or more.
-const NOWHERE: u64 = u64::MAX;
+pub(crate) const NOWHERE: u64 = u64::MAX;
 
 impl Path {
     /// No table is known. For a tree that is new, or of which nothing was looked for yet.
@@ -71,13 +71,20 @@ impl<F: Format, M: TableMemory> Tables<'_, F, M> {
         }
     }
 
+    /// The number of the block that the table of the page at `gfn` serves.
+    #[inline]
+    pub(crate) fn block(&self, gfn: Gfn) -> u64 {
+        let geometry = self.format.geometry();
+        gfn.get() >> (geometry.page_order() + geometry.index_bits())
+    }
+
     /// The table of the page at `gfn`, and the index of its entry there; `None` if there is no
     /// such table. The path was [renewed](Self::renew) under the lock that is held.
     #[inline]
     pub(crate) fn find_page(&self, gfn: Gfn, path: &mut Path) -> Option<(Mfn, usize)> {
         let geometry = self.format.geometry();
         let index = geometry.index(geometry.page_order(), gfn);
-        let block = gfn.get() >> (geometry.page_order() + geometry.index_bits());
+        let block = self.block(gfn);
         if block != path.nearest.block {
             path.nearest = Kept { block, table: self.find_table(gfn, path)? };
         }

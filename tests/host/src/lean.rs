@@ -224,14 +224,35 @@ impl Guest<'_> {
         let Space { cpu, path, last: _ } = &mut *self.space.lock();
         let (mut cpu, mut device) = (cpu.clearing(), self.dma.clearing(&memory, path));
         for (gfn, expected, page) in pages {
-            let p2m::Expected { mfn, kind } = expected;
-            let shown = iommu_vtd::Expected { mfn, access: kind.device_access() };
-            let cleared = cpu.clear(gfn, expected, skipped).and_then(|cpu| {
-                // This embedding never lets the two differ.
-                let device = device.clear(gfn.into(), shown, skipped);
-                device.map_or(Err(p2m::ClearError::Contended), |device| Ok(cpu.with(&device)))
-            });
+            let cleared = if let Some(cpu) = cpu.shown(gfn, expected)
+                && let Some(device) = device.shown(gfn.into(), for_devices(expected))
+            {
+                Ok(cpu.clear_with(device, skipped))
+            } else {
+                one_by_one(&mut cpu, &mut device, gfn, expected, skipped)
+            };
             taken(page, cleared);
         }
     }
+}
+
+const fn for_devices(expected: p2m::Expected) -> iommu_vtd::Expected {
+    let p2m::Expected { mfn, kind } = expected;
+    iommu_vtd::Expected { mfn, access: kind.device_access() }
+}
+
+/// As [`Guest::clear`], for a page that is not where it mostly is.
+#[cold]
+#[inline(never)]
+fn one_by_one<'id>(
+    cpu: &mut p2m::Clearing<'_, Ept, &Direct>,
+    device: &mut iommu_vtd::Clearing<'_, &Direct>,
+    gfn: Gfn,
+    expected: p2m::Expected,
+    skipped: &mut Skipped<'id>,
+) -> Result<Cleared<'id>, p2m::ClearError> {
+    let cpu = cpu.clear(gfn, expected, skipped)?;
+    // This embedding never lets the two differ.
+    let device = device.clear(gfn.into(), for_devices(expected), skipped);
+    device.map_or(Err(p2m::ClearError::Contended), |device| Ok(cpu.with(&device)))
 }

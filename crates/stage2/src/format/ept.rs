@@ -169,13 +169,8 @@ impl Format for Ept {
     }
 
     #[inline]
-    fn marks(&self) -> u64 {
-        ACCESSED | DIRTY
-    }
-
-    #[inline]
     fn varying(&self) -> u64 {
-        self.frames.bits() | self.marks()
+        self.frames.bits() | ACCESSED | DIRTY
     }
 
     #[inline]

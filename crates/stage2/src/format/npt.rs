@@ -167,13 +167,8 @@ impl Format for Npt {
     }
 
     #[inline]
-    fn marks(&self) -> u64 {
-        ACCESSED | DIRTY
-    }
-
-    #[inline]
     fn varying(&self) -> u64 {
-        self.frames.bits() | self.marks()
+        self.frames.bits() | ACCESSED | DIRTY
     }
 
     #[inline]

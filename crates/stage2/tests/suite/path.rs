@@ -6,8 +6,8 @@ use stage2::format::ept::{Ept, EptLevels};
 use stage2::format::npt::{Npt, NptLevels};
 use stage2::format::vtd::{Vtd, VtdLevels};
 use stage2::{
-    Access, Budget, Emptied, Format, Leaf, Level, Near, Over, PageError, Path, Rest, TableMemory,
-    Tables, clear, clear_page_near, lookup, map, split,
+    Access, Budget, Emptied, Format, Leaf, Level, Likely, Near, Over, PageError, Path, Rest,
+    TableMemory, Tables, clear, clear_page_near, lookup, map, split,
 };
 
 use crate::arena::Arena;
@@ -189,13 +189,14 @@ impl Check for Mixed {
             let mut batch = Batch::<(), 1>::new(DomainId::new(1));
             batch.edit_many(|skipped, _| {
                 let mut near = Near::new(tables, &mut path);
+                let likely = Likely::new(format, LEAF);
                 for _ in 0..next(6) {
                     let gfn = Gfn::new(somewhere(&mut next));
                     let found = lookup(tables, gfn).unwrap();
                     let there = found.leaf_at(gfn).is_some_and(|(leaf, _)| leaf.mfn == FRAME);
                     let there = there && found.level == Level::PAGE;
                     let same = |leaf: &Leaf| leaf.mfn == FRAME;
-                    let result = near.clear::<Iotlb>(gfn, skipped, LEAF, same);
+                    let result = near.clear::<Iotlb>(gfn, FRAME, skipped, &likely, same);
                     assert_eq!(result.is_ok(), there, "{gfn:?}");
                     assert!(!there || !shows(tables, gfn.get()));
                     cleared[usize::from(there)] += 1;

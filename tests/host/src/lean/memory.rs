@@ -10,7 +10,7 @@ use std::{
 
 use flush::{FreshTable, Mfn, TablePage};
 use spin::mutex::SpinMutex;
-use stage2::TableMemory;
+use stage2::{Lent, TableMemory};
 
 /// All frames of a machine, and what is known of each.
 #[derive(Debug)]
@@ -148,16 +148,10 @@ impl TableMemory for &Direct {
         word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
     }
 
+    /// The lock around the tree's edits is held: no other writer but hardware.
     #[inline]
-    fn empty_if(&self, table: Mfn, index: usize, expected: u64, marks: u64) -> bool {
-        let Some(word) = self.word(table, index) else { return false };
-        let emptied = word.load(Ordering::Relaxed) & !marks == expected;
-        if emptied {
-            // The lock around the tree's edits is held: no other writer but hardware.
-            word.store(0, Ordering::Release);
-            self.drop_live_by(table, 1);
-        }
-        emptied
+    fn lend(&self, table: Mfn) -> Option<Lent<'_>> {
+        Some(Lent { entries: self.words(table)?, live: &self.page(table)?.live })
     }
 
     fn allocate(&self) -> Option<FreshTable> {
