@@ -164,11 +164,11 @@ impl<S: MaptrackStorage> Maptrack<S> {
         handle: u32,
         clamp: impl Fn(usize, usize) -> usize,
     ) -> Option<MaptrackEntry> {
-        let entry = self.find(handle, clamp)?;
+        let entry = self.find(handle, clamp).filter(|entry| entry.holding.is_granted())?;
         Some(MaptrackEntry { holding: entry.holding.put_back(), ..*entry })
     }
 
-    /// As [`live`](Self::live), to take the handle.
+    /// The entry of a handle that exists, to take it if it is live.
     #[inline]
     pub(crate) fn find(
         &mut self,
@@ -179,7 +179,7 @@ impl<S: MaptrackStorage> Maptrack<S> {
         let index = usize::try_from(handle).ok().filter(|index| *index < handles)?;
         let index = clamp(index, handles);
         let page = self.storage.page(index / MAPTRACK_PER_PAGE)?;
-        Some(&mut page[index % MAPTRACK_PER_PAGE]).filter(|entry| entry.holding.is_granted())
+        Some(&mut page[index % MAPTRACK_PER_PAGE])
     }
 
     /// Takes a handle for an unmap, if it still stands for what was seen.

@@ -183,7 +183,8 @@ fn take<D: Domain>(
                     let holding = entry.holding();
                     if !holding.is_live_of(granter) {
                         if place > 0 {
-                            // It may be one of those before it: how that ends is open.
+                            // It may be of another granter, or one of those before it: how that
+                            // ends is open.
                             return place;
                         }
                         // It was looked at before the lock: another unmap came first.
