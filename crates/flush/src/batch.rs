@@ -282,6 +282,14 @@ impl<P, const N: usize> Flushed<'_, P, N> {
         self.contents.pages.pop().map(Released::new)
     }
 
+    /// Gives out every page that is left, the last held first.
+    ///
+    /// A panic in `each` loses those that it has not seen.
+    #[inline]
+    pub fn for_each_page(&mut self, each: impl FnMut(Released<P>)) {
+        self.contents.pages.drain(..).rev().map(Released::new).for_each(each);
+    }
+
     /// The next table page, if any is left.
     pub fn next_table(&mut self) -> Option<Released<TablePage>> {
         self.contents.record.tables.pop().map(Released::new)

@@ -71,6 +71,25 @@ fn batch<const N: usize>() -> Batch<u64, N> {
 }
 
 #[test]
+fn pages_given_out_all_at_once_are_those_given_out_one_by_one() {
+    let world = World::new();
+    for taken in 0..4 {
+        let mut batch = batch::<8>();
+        for frame in 64..67 {
+            hold(&mut batch, frame).unwrap();
+        }
+        world.run(|hardware| {
+            let mut flushed = batch.flush(hardware).unwrap();
+            let one_by_one = core::iter::from_fn(|| flushed.next_page()).take(taken);
+            let mut pages: Vec<_> = one_by_one.map(|page| *page.get()).collect();
+            flushed.for_each_page(|page| pages.push(*page.get()));
+            assert_eq!(pages, [66, 65, 64]);
+        });
+        assert!(batch.is_idle());
+    }
+}
+
+#[test]
 fn thirty_two_pages_cost_one_flush_of_each_kind() {
     let world = World::new();
     let mut batch = batch::<32>();

@@ -249,7 +249,18 @@ impl Cover {
     /// As [`record`](Self::record).
     #[inline(never)]
     pub(crate) fn add(&mut self, run: Run, manner: Manner) {
-        self.record(run, manner.order(), manner.depth(), manner.change());
+        if self.is_nothing() {
+            self.begin(run, manner);
+        } else {
+            self.record(run, manner.order(), manner.depth(), manner.change());
+        }
+    }
+
+    /// As [`record`](Self::record), where nothing was recorded yet.
+    fn begin(&mut self, run: Run, manner: Manner) {
+        (self.order, self.depth, self.change) = (manner.order(), manner.depth(), manner.change());
+        (self.alike, self.sorted) = (manner, 1);
+        self.runs.extend([run]);
     }
 
     /// Puts the runs that were noted in their places. It is as if each had been

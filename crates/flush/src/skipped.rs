@@ -67,7 +67,11 @@ impl Records for Shared {
 }
 
 /// What a batch owes before it may give out anything.
+///
+/// In this order, so that a new one is made where it stays: with the room for tables before
+/// what is set, all of it was copied.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Record {
     pub(crate) domain: DomainId,
     pub(crate) covers: Both,

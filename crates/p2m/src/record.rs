@@ -4,7 +4,7 @@
 //! that `K` stands for, and what they merely gain goes on record for devices alone.
 
 use flush::{Gone, Iotlb, Records, Run, Shared, Skipped, TablePage, Tlb};
-use stage2::{Leaf, Record, Sink};
+use stage2::{Leaf, Marks, Record, Sink};
 
 /// Who walks the tables of a p2m: CPUs alone, or devices as well.
 ///
@@ -39,6 +39,11 @@ impl<'id, K: Walkers, S: Sink<'id, K>> Record for Edit<'_, 'id, K, S> {
 
     fn tables_left(&self) -> usize {
         self.skipped.tables_left()
+    }
+
+    #[inline]
+    fn marks(&self) -> Marks {
+        self.sink.marks()
     }
 
     fn removed(&mut self, run: Run, order: u8, leaf: Leaf) {

@@ -1,9 +1,7 @@
-//! Clearing a range, and destroying a whole tree.
+//! Clearing a range.
 //!
-//! The [`Action`] of both takes entries out and puts what was there on record. Pages of
+//! The [`Action`] takes entries out and puts what was there on record. Pages of
 //! one table that follow each other are taken out first and recorded together.
-
-use core::fmt;
 
 use flush::{Gfn, Mfn, Run};
 
@@ -89,7 +87,7 @@ impl<F: Format, M: TableMemory, R: Record> Action for Clear<'_, '_, F, M, R> {
         self.early && self.tables.memory.live(table) == 0
     }
 
-    #[inline]
+    #[inline(always)]
     fn sweep(
         &mut self,
         place: &mut Place,
@@ -140,7 +138,7 @@ impl<F: Format, M: TableMemory, R: Record> Clear<'_, '_, F, M, R> {
     ///
     /// At this level no entry is a table, so each one can go before it was looked at. Most
     /// are like `model`, a page's word and leaf.
-    #[inline]
+    #[inline(always)]
     fn sweep_some(
         &mut self,
         place: &mut Place,
@@ -157,23 +155,23 @@ impl<F: Format, M: TableMemory, R: Record> Clear<'_, '_, F, M, R> {
         // As many as the table has, the range covers whole, and all others allow.
         let left = last.get().saturating_add(1).saturating_sub(first) >> order;
         let affordable = budget.left().saturating_add(paid);
-        let room = (geometry.entries().saturating_sub(next))
+        let all = (geometry.entries().saturating_sub(next))
             .min(usize::try_from(left.min(affordable)).unwrap_or(usize::MAX))
             .min(self.record.leaves_left())
-            .min(usize::from(memory.live(place.table)).max(paid as usize))
-            .min(STRETCH);
+            .min(usize::from(memory.live(place.table)).max(paid as usize));
+        let room = all.min(STRETCH);
         let end = room.checked_sub(1)?;
 
         let mut words = [0; STRETCH];
         let words = &mut words[..room];
-        memory.take_out(place.table, next, words);
+        memory.take_out(place.table, next, words, self.record.marks());
         let span =
             |at: usize| Run::block(Gfn::new(first.saturating_add((at as u64) << order)), order);
 
         let same = !format.varying();
         let differ = words.iter().fold(0, |differ, word| differ | (word ^ like) & same);
         let taken = if differ == 0 {
-            let leaves = words.iter().zip(0..);
+            let leaves = words.iter().zip(0..room);
             let leaves = leaves.map(|(word, at)| (span(at), format.like(*word, model)));
             self.record.removed_pages(span(0).hull(span(end)), order, leaves);
             self.leaves = self.leaves.saturating_add(room as u64);
@@ -187,6 +185,9 @@ impl<F: Format, M: TableMemory, R: Record> Clear<'_, '_, F, M, R> {
         tally.reads = tally.reads.saturating_add(unpaid);
         budget.spend(unpaid);
         (place.index, place.span) = (next.saturating_add(end), span(end));
+        if all == room {
+            return None;
+        }
         let word = *words.last()?;
         match format.decode(Level::PAGE, word) {
             Entry::Leaf(leaf) if leaf.origin == Level::PAGE => Some((word, leaf)),
@@ -214,6 +215,7 @@ impl<F: Format, M: TableMemory, R: Record> Clear<'_, '_, F, M, R> {
 /// # Errors
 ///
 /// See [`Stop`]; what was done before [`Stopped::rest`] is done and on record.
+#[inline]
 pub fn clear<F: Format, M: TableMemory>(
     tables: Tables<'_, F, M>,
     rest: Rest,
@@ -224,7 +226,25 @@ pub fn clear<F: Format, M: TableMemory>(
     clear_how(tables, rest, budget, (emptied, false), record)
 }
 
-fn clear_how<F: Format, M: TableMemory>(
+/// `how`: what becomes of emptied tables, and whether nothing behind the last entry in use of a
+/// table is looked at.
+#[inline]
+pub(crate) fn clear_how<F: Format, M: TableMemory>(
+    tables: Tables<'_, F, M>,
+    rest: Rest,
+    budget: &mut Budget,
+    how: (Emptied, bool),
+    record: &mut impl Record,
+) -> Result<Tally, Stopped> {
+    match straight(&tables, rest.run(), budget, how, record) {
+        None => clear_all(tables, rest, budget, how, record),
+        Some(done) if done.reached >= rest.run().last() => Ok(done),
+        Some(done) => clear_rest(tables, rest, budget, how, record, done),
+    }
+}
+
+#[inline(never)]
+fn clear_all<F: Format, M: TableMemory>(
     tables: Tables<'_, F, M>,
     rest: Rest,
     budget: &mut Budget,
@@ -235,108 +255,76 @@ fn clear_how<F: Format, M: TableMemory>(
     walk(&tables, rest, budget, &mut action)
 }
 
-/// Clears the whole space, frees every table, and at last the root.
-///
-/// The first call gets the whole [`space`](crate::Geometry::space), later ones the rest
-/// that the call before returned. After success the tree is gone: no hardware may be
-/// given its root any more. The root page, the first one of a concatenated root, comes
-/// out of the flushed record like any other table.
-///
-/// # Errors
-///
-/// As [`clear`]. [`Stop::OutOfRange`] if `rest` does not end where the space ends, and
-/// [`Stop::Contended`] with the whole space as the rest if the root is not empty after
-/// the walk, because `rest` did not go on where the last call stopped.
-pub fn destroy<F: Format, M: TableMemory>(
+/// Goes on where [`straight`] came to.
+#[cold]
+fn clear_rest<F: Format, M: TableMemory>(
     tables: Tables<'_, F, M>,
     rest: Rest,
     budget: &mut Budget,
+    how: (Emptied, bool),
     record: &mut impl Record,
+    done: Tally,
 ) -> Result<Tally, Stopped> {
-    destroy_how(tables, rest, budget, false, record)
+    let next = Gfn::new(done.reached.get().saturating_add(1));
+    let rest = Rest::from(next, rest.run().last());
+    if budget.left() == 0 {
+        return Err(Stopped { rest, stop: Stop::Budget, tally: done });
+    }
+    let mut result = clear_all(tables, rest, budget, how, record);
+    let tally = match &mut result {
+        Ok(tally) => tally,
+        Err(Stopped { rest, tally, stop: _ }) => {
+            if rest.run().first() == next {
+                tally.reached = done.reached;
+            }
+            tally
+        }
+    };
+    // It went by the same tables again.
+    let way = u64::from(tables.format.geometry().levels()).saturating_sub(1);
+    tally.reads = tally.reads.saturating_add(done.reads).saturating_sub(way);
+    tally.leaves = tally.leaves.saturating_add(done.leaves);
+    result
 }
 
-/// As [`destroy`], for a tree that no hardware walks and that nobody else looks at: what is
-/// behind the last entry in use of a table is not even read.
-pub(crate) fn destroy_early<F: Format, M: TableMemory>(
-    tables: Tables<'_, F, M>,
-    rest: Rest,
+/// Takes out the pages at the start of a range that does not leave one table, without a
+/// walk. `None`, with nothing done, where a walk may find more to do than that.
+#[inline]
+fn straight<F: Format, M: TableMemory>(
+    tables: &Tables<'_, F, M>,
+    run: Run,
     budget: &mut Budget,
+    (emptied, early): (Emptied, bool),
     record: &mut impl Record,
-) -> Result<Tally, Stopped> {
-    destroy_how(tables, rest, budget, true, record)
-}
-
-fn destroy_how<F: Format, M: TableMemory>(
-    tables: Tables<'_, F, M>,
-    rest: Rest,
-    budget: &mut Budget,
-    early: bool,
-    record: &mut impl Record,
-) -> Result<Tally, Stopped> {
-    let geometry = tables.format.geometry();
-    let space = geometry.space();
-    if rest.run().last() != space.last() {
-        let tally = Tally { reads: 0, leaves: 0, tables: 0, reached: rest.run().first() };
-        return Err(Stopped { rest, stop: Stop::OutOfRange, tally });
+) -> Option<Tally> {
+    let Tables { format, memory: _, root: _ } = *tables;
+    let geometry = format.geometry();
+    let (first, last) = (run.first(), run.last());
+    let table = geometry.page_order() + geometry.index_bits();
+    if emptied == Emptied::Free
+        || first.get() >> table != last.get() >> table
+        || !geometry.contains(last)
+        || !geometry.cuts_no_page(run)
+        || record.leaves_left() == 0
+    {
+        return None;
     }
-    let mut tally = clear_how(tables, rest, budget, (Emptied::Free, early), record)?;
-    match free_root(tables, record) {
-        Ok(()) => {
-            tally.tables = tally.tables.saturating_add(1);
-            Ok(tally)
-        }
-        Err(RootError::InUse) => {
-            Err(Stopped { rest: Rest::new(space), stop: Stop::Contended, tally })
-        }
-        Err(RootError::Full) => {
-            let rest = Rest::new(geometry.span(Level::PAGE, space.last()));
-            Err(Stopped { rest, stop: Stop::Full, tally })
-        }
+    let (slot, raw) = tables.find(first, Level::PAGE);
+    if slot.level != Level::PAGE {
+        return None;
     }
-}
-
-/// Why [`free_root`] changed nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RootError {
-    /// An entry of the root is in use.
-    InUse,
-    /// The record has no room for the page.
-    Full,
-}
-
-impl fmt::Display for RootError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::InUse => "the root is not empty",
-            Self::Full => "no room on record",
-        })
+    let leaf = match format.decode(Level::PAGE, raw) {
+        Entry::Leaf(leaf) if leaf.origin == Level::PAGE => leaf,
+        Entry::Empty | Entry::Inert | Entry::Table(_) | Entry::Leaf(_) => return None,
+    };
+    if !budget.take() {
+        return None;
     }
-}
-
-impl core::error::Error for RootError {}
-
-/// Frees the root of a tree that was cleared: the end of [`destroy`], for a caller that
-/// clears in pieces of its own.
-///
-/// No hardware may be given the root any more, and nobody may use the tree.
-///
-/// # Errors
-///
-/// See [`RootError`]; nothing was changed then.
-pub fn free_root<F: Format, M: TableMemory>(
-    tables: Tables<'_, F, M>,
-    record: &mut impl Record,
-) -> Result<(), RootError> {
-    if !tables.root_is_empty() {
-        return Err(RootError::InUse);
-    }
-    if record.tables_left() == 0 {
-        return Err(RootError::Full);
-    }
-    let space = tables.format.geometry().space();
-    match record.table(space, tables.memory.unlink(tables.root)) {
-        // A record that promised room and has none leaks the page; the tree is gone.
-        Ok(()) | Err(_) => Ok(()),
-    }
+    let span = geometry.span(Level::PAGE, first);
+    let mut place = Place { table: slot.table, index: slot.index, level: Level::PAGE, span };
+    let reads = u64::from(geometry.levels());
+    let mut tally = Tally { reads, leaves: 0, tables: 0, reached: first };
+    let mut action = Clear { tables, record, emptied, early, leaves: 0, pages: 0 };
+    action.sweep(&mut place, (raw, Entry::Leaf(leaf)), last, budget, &mut tally);
+    Some(Tally { leaves: action.leaves, reached: place.span.last(), ..tally })
 }

@@ -38,7 +38,9 @@
 mod chunked;
 mod clear;
 mod cursor;
+mod destroy;
 mod entry;
+mod fill;
 pub mod format;
 mod map;
 mod marked;
@@ -55,12 +57,14 @@ mod unwalked;
 mod walk;
 
 pub use chunked::{Chunk, Halt, Halted, Pace, Stops, chunked};
-pub use clear::{Emptied, RootError, clear, destroy, free_root};
+pub use clear::{Emptied, clear};
+pub use destroy::{RootError, destroy, free_root};
 pub use entry::{Access, Entry, Leaf, Level, MAX_LEVELS, MemoryType, Tag};
+pub use fill::{MapStopped, map_run};
 pub use format::{Format, Geometry, Unencodable};
-pub use map::{MapError, MapStopped, Over, map, map_run};
+pub use map::{MapError, Over, map};
 pub use marked::clear_marked_page;
-pub use memory::{Lent, TableMemory};
+pub use memory::{Lent, Marks, TableMemory};
 pub use near::{Likely, Near, Shown, clear_page_near};
 pub use page::{PageError, clear_page, lookup};
 pub use path::Path;

@@ -1,19 +1,17 @@
 //! Installing leaves, with the tables they need.
 //!
 //! [`map()`] installs one leaf of any size. New tables are filled before one store makes
-//! them visible, so that a lack of pages changes nothing. [`map_run`] covers a range
-//! with the largest leaves that fit.
+//! them visible, so that a lack of pages changes nothing.
 
 use core::fmt;
 
-use flush::{FreshTable, Gfn, Mfn, Run};
+use flush::{FreshTable, Gfn, Mfn};
 
 use crate::entry::{Entry, Leaf, Level, MAX_LEVELS};
 use crate::format::{Format, Unencodable};
 use crate::memory::TableMemory;
 use crate::record::Record;
-use crate::stop::{Budget, Rest};
-use crate::tree::{Contended, Found, Place, Tables};
+use crate::tree::{Contended, Found, Place, Slot, Tables};
 
 /// What a new leaf may replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +45,7 @@ pub enum MapError {
     FlushFirst,
     /// Somebody else edits the tree.
     Contended,
-    /// The budget of [`map_run`] is spent.
+    /// The budget of [`map_run`](crate::map_run) is spent.
     Budget,
 }
 
@@ -74,16 +72,6 @@ impl From<Contended> for MapError {
     fn from(_: Contended) -> Self {
         Self::Contended
     }
-}
-
-/// How far [`map_run`] came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the rest is not mapped"]
-pub struct MapStopped {
-    /// What is not mapped yet.
-    pub rest: Rest,
-    /// Why.
-    pub error: MapError,
 }
 
 /// Installs `leaf` at `gfn` as one entry of `level`, with the tables it needs.
@@ -130,15 +118,18 @@ pub fn map<F: Format, M: TableMemory>(
         Over::Vacant => {
             match entry {
                 Entry::Empty if place.level > level => {
-                    install_chain(&tables, &place, gfn, level, word)?;
+                    install_chain(&tables, place.slot(), gfn, level, &[word])?;
                     record.linked(span);
                 }
                 Entry::Empty => {
-                    install(&tables, &place, raw, word)?;
+                    install(&tables, place.table, place.index, word)?;
                     tables.memory.add_live(place.table, 1);
                 }
                 // It counts as live already.
-                Entry::Inert if place.level == level => install(&tables, &place, raw, word)?,
+                Entry::Inert if place.level == level => tables
+                    .memory
+                    .compare_exchange(place.table, place.index, raw, word)
+                    .map_err(|_| MapError::Contended)?,
                 Entry::Table(child) if tables.memory.live(child) == 0 => {
                     return replace_empty(&tables, &place, raw, child, word, record).map(|()| None);
                 }
@@ -152,17 +143,17 @@ pub fn map<F: Format, M: TableMemory>(
     }
 }
 
-/// Stores a leaf where nothing valid was.
+/// Stores a word in an empty entry.
 fn install<F: Format, M: TableMemory>(
     tables: &Tables<'_, F, M>,
-    place: &Place,
-    raw: u64,
+    table: Mfn,
+    index: usize,
     word: u64,
 ) -> Result<(), MapError> {
-    tables
-        .memory
-        .compare_exchange(place.table, place.index, raw, word)
-        .map_err(|_| MapError::Contended)
+    match tables.memory.put_in(table, index, &[word]) {
+        0 => Err(MapError::Contended),
+        _ => Ok(()),
+    }
 }
 
 /// Replaces the expected leaf at `place` by `new`.
@@ -235,23 +226,28 @@ impl Chain {
     }
 }
 
-/// Puts tables below the empty entry at `place`, down to one with `word` for `gfn`.
-fn install_chain<F: Format, M: TableMemory>(
+/// Puts tables below the empty entry at `place`, down to one with `words` from `gfn` on, and
+/// returns that one.
+///
+/// Nothing is changed on an error.
+pub(crate) fn install_chain<F: Format, M: TableMemory>(
     tables: &Tables<'_, F, M>,
-    place: &Place,
+    place: Slot,
     gfn: Gfn,
     level: Level,
-    word: u64,
-) -> Result<(), MapError> {
+    words: &[u64],
+) -> Result<Mfn, MapError> {
     let mut chain = Chain { tables: [const { None }; MAX_LEVELS] };
-    match store_chain(tables, place, gfn, level, word, &mut chain) {
-        Ok(()) => {
+    match store_chain(tables, place, gfn, level, words, &mut chain) {
+        Ok(lowest) => {
             for fresh in chain.tables.into_iter().flatten() {
                 let table = tables.memory.link(fresh);
                 tables.memory.add_live(table, 1);
             }
             tables.memory.add_live(place.table, 1);
-            Ok(())
+            // The others of them; not above the number of entries of a table.
+            tables.memory.add_live(lowest, words.len().saturating_sub(1) as u16);
+            Ok(lowest)
         }
         Err(error) => {
             chain.discard(tables.memory);
@@ -263,141 +259,27 @@ fn install_chain<F: Format, M: TableMemory>(
 /// Builds the chain from below and stores its top entry last.
 fn store_chain<F: Format, M: TableMemory>(
     tables: &Tables<'_, F, M>,
-    place: &Place,
+    place: Slot,
     gfn: Gfn,
     level: Level,
-    word: u64,
+    words: &[u64],
     chain: &mut Chain,
-) -> Result<(), MapError> {
+) -> Result<Mfn, MapError> {
     let geometry = tables.format.geometry();
-    let (mut at, mut word) = (level, word);
+    let (mut at, mut word, mut lowest) = (level, 0, None);
     while at < place.level {
         let Some(above) = at.above() else { return Err(MapError::OutOfRange) };
         let fresh = tables.memory.allocate().ok_or(MapError::NoTable)?;
         let fresh = chain.tables[at.slot()].insert(fresh);
-        let (page, index) = geometry.slot(fresh.mfn(), at, gfn);
-        tables.memory.swap(page, index, word);
+        let (_, index) = geometry.slot(fresh.mfn(), at, gfn);
+        match lowest {
+            None => tables.memory.fill(fresh, index, words),
+            Some(_) => tables.memory.fill(fresh, index, &[word]),
+        }
         word = tables.format.table(above, fresh.mfn()).map_err(MapError::Unencodable)?;
+        lowest = lowest.or(Some(fresh.mfn()));
         at = above;
     }
-    install(tables, place, 0, word)
-}
-
-/// Maps every frame of `rest` to consecutive machine frames from `leaf.mfn` on, over
-/// vacant entries, in the largest leaves up to `largest` that fit.
-///
-/// Where a table with live entries is in the way of a large leaf, smaller ones are
-/// used. Each leaf installed costs one of `budget`.
-///
-/// # Errors
-///
-/// Everything before [`MapStopped::rest`] is mapped; the next call starts there with
-/// the machine frame that belongs to it. A range beyond the space, or one that cuts a
-/// page of the granule, is refused whole.
-pub fn map_run<F: Format, M: TableMemory>(
-    tables: Tables<'_, F, M>,
-    rest: Rest,
-    leaf: Leaf,
-    largest: Level,
-    budget: &mut Budget,
-    record: &mut impl Record,
-) -> Result<(), MapStopped> {
-    let geometry = tables.format.geometry();
-    let (first, last) = (rest.run().first(), rest.run().last());
-    if !geometry.space().covers(rest.run()) {
-        return Err(MapStopped { rest, error: MapError::OutOfRange });
-    }
-    if !geometry.cuts_no_page(rest.run()) {
-        return Err(MapStopped { rest, error: MapError::Unaligned });
-    }
-    let mut at = first;
-    loop {
-        let stopped = |error| MapStopped { rest: Rest::from(at, last), error };
-        let offset = at.get().saturating_sub(first.get());
-        let part = Leaf { mfn: Mfn::new(leaf.mfn.get().saturating_add(offset)), ..leaf };
-        let left = Rest::from(at, last).run();
-        let span = match fill(&tables, left, part, largest, budget, record) {
-            Some(span) => span,
-            None if !budget.take() => return Err(stopped(MapError::Budget)),
-            None => map_largest(&tables, left, part, largest, record).map_err(stopped)?,
-        };
-        if span.last() >= last {
-            return Ok(());
-        }
-        at = Gfn::new(span.last().get().saturating_add(1));
-    }
-}
-
-/// Maps the pages at the start of `left` that belong into one table, as long as nothing is
-/// in the way there. `None` if there are none, or something larger may fit.
-fn fill<F: Format, M: TableMemory>(
-    tables: &Tables<'_, F, M>,
-    left: Run,
-    leaf: Leaf,
-    largest: Level,
-    budget: &mut Budget,
-    record: &mut impl Record,
-) -> Option<Run> {
-    let geometry = tables.format.geometry();
-    let order = geometry.order(Level::PAGE);
-    let block = Run::block(left.first(), order + geometry.index_bits());
-    if largest > Level::PAGE && left.covers(block) {
-        return None;
-    }
-    let (slot, raw) = tables.find(left.first(), Level::PAGE);
-    if slot.level != Level::PAGE || raw != 0 {
-        return None;
-    }
-    let last = left.last().min(block.last());
-    let pages = (last.get().saturating_sub(left.first().get()) >> order).saturating_add(1);
-    let step = 1 << order;
-    let mut leaf = leaf;
-    let mut count: u16 = 0;
-    for index in (slot.index..).take(usize::try_from(pages.min(budget.left())).ok()?) {
-        let Ok(word) = tables.format.leaf(Level::PAGE, leaf) else { break };
-        if tables.memory.compare_exchange(slot.table, index, 0, word).is_err() {
-            break;
-        }
-        count += 1;
-        leaf.mfn = Mfn::new(leaf.mfn.get().saturating_add(step));
-    }
-    let end = u64::from(count.checked_sub(1)?) << order;
-    let span = geometry.span(Level::PAGE, Gfn::new(left.first().get().saturating_add(end)));
-    let run = Run::new(left.first(), span.last())?;
-    tables.memory.add_live(slot.table, count);
-    budget.spend(u64::from(count));
-    record.added(run);
-    Some(run)
-}
-
-/// Maps one leaf at the start of `left`, as large as fits, and returns what it spans.
-fn map_largest<F: Format, M: TableMemory>(
-    tables: &Tables<'_, F, M>,
-    left: Run,
-    leaf: Leaf,
-    largest: Level,
-    record: &mut impl Record,
-) -> Result<Run, MapError> {
-    let geometry = tables.format.geometry();
-    let mut level = largest.min(tables.format.largest_leaf());
-    loop {
-        let span = geometry.span(level, left.first());
-        let mfn = Run::block(Gfn::new(leaf.mfn.get()), geometry.order(level));
-        let fits = span.first() == left.first()
-            && left.covers(span)
-            && mfn.first().get() == leaf.mfn.get();
-        let Some(below) = level.below() else {
-            map(*tables, left.first(), level, leaf, Over::Vacant, record)?;
-            return Ok(span);
-        };
-        if fits {
-            match map(*tables, left.first(), level, leaf, Over::Vacant, record) {
-                Ok(_) => return Ok(span),
-                Err(MapError::Occupied(Found { level: at, entry: Entry::Table(_), .. }))
-                    if at == level => {}
-                Err(error) => return Err(error),
-            }
-        }
-        level = below;
-    }
+    install(tables, place.table, place.index, word)?;
+    lowest.ok_or(MapError::OutOfRange)
 }

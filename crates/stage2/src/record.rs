@@ -8,6 +8,7 @@ use core::marker::PhantomData;
 use flush::{Gone, Iotlb, Records, Run, Skipped, TablePage};
 
 use crate::entry::Leaf;
+use crate::memory::Marks;
 
 /// What the functions that change tables report to.
 pub trait Record {
@@ -17,6 +18,12 @@ pub trait Record {
 
     /// How many more table pages [`table`](Self::table) will take.
     fn tables_left(&self) -> usize;
+
+    /// Whether anybody looks at the marks of leaves that are removed.
+    #[inline]
+    fn marks(&self) -> Marks {
+        Marks::Wanted
+    }
 
     /// The valid leaf over `run` is gone; it had 2^`order` frames.
     fn removed(&mut self, run: Run, order: u8, leaf: Leaf);
@@ -59,6 +66,12 @@ pub trait Sink<'id, K: Records> {
     /// How many more leaves it can take.
     fn left(&self) -> usize;
 
+    /// Whether it looks at the marks of the leaves it takes.
+    #[inline]
+    fn marks(&self) -> Marks {
+        Marks::Wanted
+    }
+
     /// The leaf over `run` is gone and on record; `gone` is the proof.
     ///
     /// Called at most [`left`](Self::left) times since that was asked.
@@ -81,6 +94,11 @@ pub struct Unheld;
 impl<'id, K: Records> Sink<'id, K> for Unheld {
     fn left(&self) -> usize {
         usize::MAX
+    }
+
+    #[inline]
+    fn marks(&self) -> Marks {
+        Marks::Unwanted
     }
 
     fn take(&mut self, _run: Run, _leaf: Leaf, _gone: Gone<'id, K>) {}
@@ -113,6 +131,11 @@ impl<'id, K: Records, S: Sink<'id, K>> Record for Recorder<'_, 'id, K, S> {
 
     fn tables_left(&self) -> usize {
         self.skipped.tables_left()
+    }
+
+    #[inline]
+    fn marks(&self) -> Marks {
+        self.sink.marks()
     }
 
     #[inline]

@@ -6,11 +6,11 @@
 
 use flush::{FreshTable, Gfn, Mfn, Released, Run, TablePage};
 
-use crate::clear::{RootError, destroy_early};
+use crate::destroy::{RootError, destroy_early};
 use crate::entry::{Leaf, Level};
 use crate::format::Format;
 use crate::map::{MapError, Over, map};
-use crate::memory::TableMemory;
+use crate::memory::{Marks, TableMemory};
 use crate::page::lookup;
 use crate::record::Record;
 use crate::stop::{Budget, Rest, Stopped, Tally};
@@ -168,6 +168,12 @@ impl<M: TableMemory, C: FnMut(Run, Leaf)> Record for Unrecorded<'_, M, C> {
 
     fn tables_left(&self) -> usize {
         usize::MAX
+    }
+
+    // No hardware walks the tree, so none marks it.
+    #[inline]
+    fn marks(&self) -> Marks {
+        Marks::Unwanted
     }
 
     fn removed(&mut self, run: Run, _order: u8, leaf: Leaf) {

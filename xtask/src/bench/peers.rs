@@ -62,14 +62,14 @@ pub(super) fn run(as_json: bool) -> Result<()> {
 }
 
 fn row(counts: &Record, time: &Record, instructions: u64) -> Result<Row> {
-    let (pages, ns) = (counts.get::<u64>("pages")?, time.get::<u64>("ns")?);
+    let (pages, ns) = (counts.get::<u64>("pages")?, time.get::<f64>("ns")?);
     ensure!(pages > 0, "work on no page has no cost for each");
     // All are far below 2^53.
-    let each = |figure: u64| figure as f64 / pages as f64;
+    let each = |figure: f64| figure / pages as f64;
     Ok(Row {
         work: counts.get("work")?,
         name: counts.get("name")?,
-        instructions_per_page: each(instructions),
+        instructions_per_page: each(instructions as f64),
         ns_per_page: each(ns),
         instructions_ratio: 1.0,
         time_ratio: 1.0,
@@ -127,7 +127,7 @@ fn table(rows: &[Row]) -> String {
 
 const LEGEND: &str = "\
 A ratio is the crate's cost divided by this project's. Only this project keeps a record of what to\n\
-flush, holds the pages until then and uses atomic steps. docs/walks.md says what each one does.";
+flush, holds the pages until then and counts entries. docs/walks.md says what each one does.";
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 //! A [`ShadowEdit`] drops the record of a leaf after the leaf is gone, never before.
 
 use flush::{Run, Skipped, TablePage, Tlb};
-use stage2::{Leaf, Record};
+use stage2::{Leaf, Marks, Record};
 
 use super::reverse::Reverse;
 
@@ -29,6 +29,11 @@ impl Record for ShadowEdit<'_, '_, '_> {
 
     fn tables_left(&self) -> usize {
         self.skipped.tables_left()
+    }
+
+    #[inline]
+    fn marks(&self) -> Marks {
+        Marks::Unwanted
     }
 
     fn removed(&mut self, run: Run, _order: u8, _leaf: Leaf) {

@@ -7,7 +7,8 @@
 
 use flush::{Gfn, Gone, Run, Skipped};
 use stage2::{
-    Access, Budget, Emptied, Entry, Format, Leaf, Rest, Sink, Stop, Stopped, TableMemory, Tally,
+    Access, Budget, Emptied, Entry, Format, Leaf, Marks, Rest, Sink, Stop, Stopped, TableMemory,
+    Tally,
 };
 
 use super::{
@@ -23,6 +24,11 @@ struct Lent<'l, S>(&'l mut S);
 impl<'id, K: Walkers, S: Sink<'id, K>> Sink<'id, K> for Lent<'_, S> {
     fn left(&self) -> usize {
         self.0.left()
+    }
+
+    #[inline]
+    fn marks(&self) -> Marks {
+        self.0.marks()
     }
 
     fn take(&mut self, run: Run, leaf: Leaf, gone: Gone<'id, K>) {

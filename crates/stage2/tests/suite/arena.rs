@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use flush::{FreshTable, Gfn, Mfn, Released, TablePage};
-use stage2::{Entry, Format, Level, TableMemory, Tables, lookup};
+use stage2::{Entry, Format, Level, Marks, TableMemory, Tables, lookup};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -36,6 +36,8 @@ pub(crate) struct Arena {
     unlinks: Cell<u64>,
     /// Bits that hardware sets in the entry just before each of the next exchanges.
     pub(crate) marks: RefCell<Vec<u64>>,
+    /// Whether marks were wanted of each stretch that was taken out.
+    pub(crate) wanted: RefCell<Vec<Marks>>,
 }
 
 /// Table pages start here, far from the frames that tests map.
@@ -54,6 +56,7 @@ impl Arena {
             reads: Cell::new(0),
             unlinks: Cell::new(0),
             marks: RefCell::default(),
+            wanted: RefCell::default(),
         };
         for _ in 0..(geometry.root_entries() / geometry.entries()).max(1) {
             let page = arena.allocate().unwrap();
@@ -178,6 +181,20 @@ impl TableMemory for Arena {
             page.words[index] = new;
             Ok(())
         })
+    }
+
+    fn take_out(&self, table: Mfn, index: usize, taken: &mut [u64], marks: Marks) {
+        self.wanted.borrow_mut().push(marks);
+        for (taken, index) in taken.iter_mut().zip(index..) {
+            *taken = self.swap(table, index, 0);
+        }
+    }
+
+    fn fill(&self, table: &FreshTable, index: usize, words: &[u64]) {
+        self.page(table.mfn(), |page| {
+            assert_eq!(page.state, State::Fresh);
+            page.words[index..][..words.len()].copy_from_slice(words);
+        });
     }
 
     fn allocate(&self) -> Option<FreshTable> {

@@ -114,6 +114,7 @@ fn pages_of_one_lent_table_are_found_without_a_read_once_one_of_them_was() {
     }
     let (mut path, mut batch) = (Path::NEW, Batch::<(), 1>::new(DomainId::new(1)));
     memory.asked.set(0);
+    memory.lent.set(0);
     batch.edit_many(|skipped, _| {
         let mut near = Near::new(tables, &mut path);
         let likely = Likely::new(&format, leaf(0));

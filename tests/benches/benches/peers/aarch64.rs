@@ -3,7 +3,7 @@
 //! It maps ranges; a page that stands alone is a range of one. It does not flush while the
 //! table is not active.
 
-// UNSAFETY: frames belong to this program and are given back by address.
+// UNSAFETY: the crate trusts its caller to give a table back once.
 #![expect(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -27,14 +27,14 @@ struct Frames;
 
 impl Translation<Stage2Attributes> for Frames {
     fn allocate_table(&mut self) -> (NonNull<PageTable<Stage2Attributes>>, PhysicalAddress) {
-        let frame = NonNull::from(Box::leak(Frame::take_zeroed()));
-        (frame.cast(), PhysicalAddress(frame.as_ptr().expose_provenance()))
+        let frame = Frame::take().expect("frames do not run out");
+        frame.zero();
+        let address = PhysicalAddress(frame.address());
+        (self.physical_to_virtual(address), address)
     }
 
     unsafe fn deallocate_table(&mut self, table: NonNull<PageTable<Stage2Attributes>>) {
-        // SAFETY: it came from a boxed frame in `allocate_table`, and the caller says that
-        // it was not given back yet.
-        Frame::give(unsafe { Box::from_raw(table.cast::<Frame>().as_ptr()) });
+        Frame::at(table.as_ptr().expose_provenance()).give();
     }
 
     fn physical_to_virtual(&self, frame: PhysicalAddress) -> NonNull<PageTable<Stage2Attributes>> {

@@ -22,7 +22,7 @@ use work::{Line, Table};
 struct Peer {
     name: &'static str,
     count: fn(Line) -> Result<(), String>,
-    shortest: fn(Line) -> u64,
+    shortest: fn(Line) -> f64,
     bench: fn(Line, &mut criterion::Bencher<'_>),
 }
 
@@ -80,7 +80,7 @@ fn named(name: &str) -> Result<(Line, &'static Peer), String> {
 
 fn time(name: &str) -> Result<(), String> {
     let (line, peer) = named(name)?;
-    println!("@ time name={name} ns={}", (peer.shortest)(line));
+    println!("@ time name={name} ns={:.2}", (peer.shortest)(line));
     Ok(())
 }
 

@@ -3,9 +3,6 @@
 //! Its cursor notes the pages to flush, and flushes only on bare metal. It has no way to
 //! free tables but dropping all of them.
 
-// UNSAFETY: frames belong to this program and are given back by address.
-#![expect(unsafe_code)]
-
 use memory_addr::{PhysAddr, VirtAddr};
 use page_table_multiarch::x86_64::X64PageTable;
 use page_table_multiarch::{MappingFlags, PageSize, PagingHandler};
@@ -18,16 +15,11 @@ struct Frames;
 
 impl PagingHandler for Frames {
     fn alloc_frames(count: usize, _: usize) -> Option<PhysAddr> {
-        (count == 1).then(|| {
-            let frame = Box::into_raw(Frame::take());
-            PhysAddr::from_usize(frame.expose_provenance())
-        })
+        if count == 1 { Some(PhysAddr::from_usize(Frame::take()?.address())) } else { None }
     }
 
     fn dealloc_frames(frame: PhysAddr, _: usize) {
-        let frame = std::ptr::with_exposed_provenance_mut::<Frame>(frame.as_usize());
-        // SAFETY: it came from `alloc_frames`, and the table gives each back once.
-        Frame::give(unsafe { Box::from_raw(frame) });
+        Frame::at(frame.as_usize()).give();
     }
 
     fn phys_to_virt(frame: PhysAddr) -> VirtAddr {

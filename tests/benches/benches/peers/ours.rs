@@ -5,52 +5,38 @@
 //! and comes out of it. A teardown is that of a tree which no hardware can walk, as with the
 //! others.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use flush::TablePage;
 use flush::{Batch, Cleared, DomainId, FreshTable, Gfn, Gone, Hardware, Mfn, Room, Run, Shared};
 use host::Null;
 use stage2::format::ept::{Ept, EptLevels};
 use stage2::{
-    Access, Budget, Emptied, Leaf, Level, Over, Path, Recorder, Rest, Sink, TableMemory, Tables,
-    Unheld, Unwalked, clear, clear_page_near, lookup, map, map_run,
+    Access, Budget, Emptied, Leaf, Lent, Level, Likely, Marks, Near, Over, Path, Recorder, Rest,
+    Sink, TableMemory, Tables, Unheld, Unwalked, clear, lookup, map, map_run,
 };
 
-use crate::frames::Frame;
+use crate::frames::{self, FRAMES, Frame};
 use crate::work::{PAGES, Table};
-
-/// Frames in a memory: more than any line needs.
-const FRAMES: usize = 128;
 
 /// Where tables are: frames by their number, all mapped.
 struct Memory {
-    frames: Box<[Frame; FRAMES]>,
+    frames: &'static [Frame],
     /// Entries in use of each.
-    live: [Cell<u16>; FRAMES],
-    free: RefCell<Vec<u64>>,
+    live: &'static [AtomicU16],
     unlinked: Cell<u64>,
 }
 
 thread_local! {
-    static USED: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
+    static LIVE: &'static [AtomicU16] =
+        Vec::leak((0..FRAMES).map(|_| AtomicU16::new(0)).collect());
 }
 
 impl Memory {
-    /// One that was used before, as frames are, or a new one.
-    fn take() -> Self {
-        USED.with_borrow_mut(Vec::pop).unwrap_or_else(|| Self {
-            frames: Box::new([const { Frame([const { AtomicU64::new(0) }; 512]) }; FRAMES]),
-            live: [const { Cell::new(0) }; FRAMES],
-            free: RefCell::new((0..FRAMES as u64).rev().collect()),
-            unlinked: Cell::new(0),
-        })
-    }
-
-    fn give(self) {
-        assert_eq!(self.free.borrow().len(), FRAMES, "a table was lost");
-        USED.with_borrow_mut(|used| used.push(self));
+    fn new() -> Self {
+        Self { frames: frames::all(), live: LIVE.with(|live| *live), unlinked: Cell::new(0) }
     }
 
     #[inline]
@@ -61,8 +47,9 @@ impl Memory {
     #[inline]
     fn change_live(&self, table: Mfn, change: impl FnOnce(u16) -> u16) -> u16 {
         let Some(live) = self.live.get(table.get() as usize) else { return 0 };
-        live.set(change(live.get()));
-        live.get()
+        let changed = change(live.load(Ordering::Relaxed));
+        live.store(changed, Ordering::Relaxed);
+        changed
     }
 }
 
@@ -86,16 +73,6 @@ impl TableMemory for Memory {
     }
 
     #[inline]
-    fn take_out(&self, table: Mfn, index: usize, taken: &mut [u64]) {
-        let page = self.frames.get(table.get() as usize);
-        let end = index.saturating_add(taken.len());
-        let words = page.and_then(|frame| frame.0.get(index..end)).unwrap_or_default();
-        for (taken, word) in taken.iter_mut().zip(words) {
-            *taken = word.swap(0, Ordering::AcqRel);
-        }
-    }
-
-    #[inline]
     fn compare_exchange(
         &self,
         table: Mfn,
@@ -107,17 +84,24 @@ impl TableMemory for Memory {
         word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
     }
 
+    // Nobody but hardware could write an entry while a table is edited.
+    #[inline]
+    fn lend(&self, table: Mfn) -> Option<Lent<'_>> {
+        let number = table.get() as usize;
+        Some(Lent { entries: &self.frames.get(number)?.0, live: self.live.get(number)? })
+    }
+
     fn allocate(&self) -> Option<FreshTable> {
-        let mfn = Mfn::new(self.free.borrow_mut().pop()?);
-        let frame = self.frames.get(mfn.get() as usize)?;
-        frame.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        let number = frames::take()?;
+        let mfn = Mfn::new(number as u64);
+        self.frames.get(number)?.zero();
         self.change_live(mfn, |_| 0);
         Some(FreshTable::new(mfn))
     }
 
     #[inline]
     fn discard(&self, table: FreshTable) {
-        self.free.borrow_mut().push(table.mfn().get());
+        frames::give(table.mfn().get() as usize);
     }
 
     #[inline]
@@ -162,6 +146,11 @@ impl<'id> Sink<'id, Shared> for Into<'_, '_, 'id> {
     }
 
     #[inline]
+    fn marks(&self) -> Marks {
+        Marks::Unwanted
+    }
+
+    #[inline]
     fn take(&mut self, _: Run, leaf: Leaf, gone: Gone<'id, Shared>) {
         self.0.hold(leaf.mfn, Cleared::from(gone)).expect("the walker asked for room");
     }
@@ -200,9 +189,9 @@ impl Ours {
     fn settle(batch: &mut Batch<Mfn, PAGES>) {
         let hardware = Hardware { tlb: &Null, iotlb: &Null };
         let mut flushed = batch.flush(&hardware).unwrap_or_else(|_| unreachable!("it cannot fail"));
-        while let Some(page) = flushed.next_page() {
-            std::hint::black_box(page.get());
-        }
+        flushed.for_each_page(|page| {
+            std::hint::black_box(*page.get());
+        });
     }
 }
 
@@ -218,7 +207,7 @@ impl Table for Ours {
     const NAME: &'static str = "quiesce";
 
     fn new() -> Self {
-        let memory = Memory::take();
+        let memory = Memory::new();
         let root = memory.allocate().expect("frames do not run out");
         let root = memory.link(root);
         Self { format: Ept::new(EptLevels::Four), memory, root, path: Path::NEW }
@@ -241,14 +230,15 @@ impl Table for Ours {
         let mut batch = Batch::<Mfn, PAGES>::new(DOMAIN);
         let Self { format, memory, root, path } = self;
         let tables = Tables { format: &*format, memory: &*memory, root: *root };
+        let likely = Likely::new(tables.format, leaf(0));
         batch.edit_many(|skipped, room| {
+            let mut near = Near::new(tables, path);
             for page in pages {
                 let (gfn, mfn) = (Gfn::new(*page), Mfn::new(*page));
                 let same = |found: &Leaf| found.mfn == mfn;
-                let gone =
-                    clear_page_near::<Shared, _, _>(tables, path, gfn, skipped, leaf(*page), same)
-                        .expect("a page is mapped there");
-                room.hold(mfn, Cleared::from(gone)).expect("there is room for all");
+                let gone = near.clear::<Shared>(gfn, mfn, skipped, &likely, same);
+                let cleared = Cleared::from(gone.expect("a page is mapped there"));
+                room.hold(mfn, cleared).expect("there is room for all");
             }
         });
         Self::settle(&mut batch);
@@ -289,6 +279,5 @@ impl Table for Ours {
         let mut tree = Unwalked::new(&self.format, &self.memory, root);
         let done = tree.teardown(&mut Budget::UNLIMITED.clone(), |_, _| ());
         done.expect("nobody else edits the tree");
-        self.memory.give();
     }
 }

@@ -23,19 +23,14 @@ struct Frames;
 // SAFETY: what the pool gives out is a page that nobody else uses.
 unsafe impl FrameAllocator<Size4KiB> for Frames {
     fn allocate_frame(&mut self) -> Option<PhysFrame> {
-        let table = Box::into_raw(Frame::take());
-        Some(PhysFrame::containing_address(PhysAddr::new(table.expose_provenance() as u64)))
+        let table = Frame::take()?.address();
+        Some(PhysFrame::containing_address(PhysAddr::new(table as u64)))
     }
-}
-
-fn frame_at(frame: PhysFrame) -> *mut Frame {
-    std::ptr::with_exposed_provenance_mut(frame.start_address().as_u64() as usize)
 }
 
 impl FrameDeallocator<Size4KiB> for Frames {
     unsafe fn deallocate_frame(&mut self, frame: PhysFrame) {
-        // SAFETY: it came from `allocate_frame`, and the caller says that it is unused.
-        Frame::give(unsafe { Box::from_raw(frame_at(frame)) });
+        Frame::at(frame.start_address().as_u64() as usize).give();
     }
 }
 
@@ -49,8 +44,8 @@ fn page(frame: u64) -> Page<Size4KiB> {
 impl X86 {
     fn mapper(&self) -> OffsetPageTable<'_> {
         // SAFETY: the root is a frame of this value's own, of the size and alignment of
-        // a table. Every frame it leads to is one too, at its own address: the offset is zero. There is one mapper
-        // at a time, because each is gone before a method returns.
+        // a table. Every frame it leads to is one too, at its own address: the offset is
+        // zero. There is one mapper at a time, because each is gone before a method returns.
         unsafe { OffsetPageTable::new(&mut *self.0, VirtAddr::new(0)) }
     }
 }
@@ -59,7 +54,9 @@ impl Table for X86 {
     const NAME: &'static str = "x86_64";
 
     fn new() -> Self {
-        Self(Box::into_raw(Frame::take_zeroed()).cast())
+        let root = Frame::take().expect("frames do not run out");
+        root.zero();
+        Self(std::ptr::with_exposed_provenance_mut(root.address()))
     }
 
     fn map(&mut self, pages: &[u64]) {
@@ -91,7 +88,6 @@ impl Table for X86 {
         self.unmap(pages);
         // SAFETY: all tables are this value's own, and no hardware walks them.
         unsafe { self.mapper().clean_up(&mut Frames) };
-        // SAFETY: the root came from a boxed frame in `new`, and nothing uses it any more.
-        Frame::give(unsafe { Box::from_raw(self.0.cast()) });
+        Frame::at(self.0.expose_provenance()).give();
     }
 }

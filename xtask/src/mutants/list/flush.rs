@@ -83,7 +83,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         invariant: 5,
         killer: inside(
             FLUSH,
-            "batch::tests::room_for_table_pages_is_known_before_unlinking_and_overflow_gives_the_page_back",
+            "cover::tests::depth_change_and_order_only_widen_and_everything_absorbs",
         ),
     },
     Mutant {

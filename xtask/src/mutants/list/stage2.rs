@@ -29,6 +29,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ),
     },
     Mutant {
+        name: "marks-lost-though-wanted",
+        file: "crates/stage2/src/clear.rs",
+        old: "words, self.record.marks());",
+        new: "words, crate::memory::Marks::Unwanted);",
+        invariant: 10,
+        killer: beside(
+            STAGE2,
+            "suite",
+            "stretches::marks_are_asked_for_where_somebody_may_look_at_them_and_nowhere_else",
+        ),
+    },
+    Mutant {
         name: "unlink-without-room",
         file: "crates/stage2/src/clear.rs",
         old: "if self.record.tables_left() == 0 {",
@@ -122,7 +134,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "root-freed-in-use",
-        file: "crates/stage2/src/clear.rs",
+        file: "crates/stage2/src/destroy.rs",
         old: "if !tables.root_is_empty() {",
         new: "if false {",
         invariant: 1,
