@@ -11,6 +11,7 @@
 //! If all of K tickets are taken before the first flush ends, at most two flushes
 //! happen. Callers that come one after another need one each.
 
+mod desk;
 mod error;
 mod seat;
 mod slots;
@@ -18,13 +19,13 @@ mod slots;
 use core::sync::atomic::Ordering;
 
 pub use error::{CombineError, Refused};
-pub use seat::{Asked, Seat};
+pub use seat::{Asked, Place, Seat};
 
 use crate::{
     Cover, DomainId, Flush, Iotlb, Tlb,
     sync::{AtomicBool, AtomicU64, array_of, const_constructor},
 };
-use slots::Slots;
+use desk::Desk;
 
 const WORDS: usize = 4;
 const BITS: usize = u64::BITS as usize;
@@ -114,6 +115,14 @@ impl<T, I, const SEATS: usize, const SLOTS: usize> Combiner<T, I, SEATS, SLOTS> 
         self.flushes.load(Ordering::Relaxed)
     }
 
+    /// Takes the right to the seat `number`, from 0 to `SEATS` - 1, until it is dropped.
+    ///
+    /// `None` if there is no such seat or somebody has it. [`Place::seat`] makes the seat,
+    /// which is large, where it stays.
+    pub fn place(&self, number: usize) -> Option<Place<'_, T, I, SEATS, SLOTS>> {
+        Place::take(self, number)
+    }
+
     /// Which seats but the leader's own have something published, read after the tickets
     /// were counted.
     fn others(&self, leader: usize) -> [u64; WORDS] {
@@ -127,13 +136,16 @@ impl<T, I, const SEATS: usize, const SLOTS: usize> Combiner<T, I, SEATS, SLOTS> 
         seats
     }
 
-    /// Adds what these seats ask for.
+    /// Adds what these seats ask for and no leader served yet.
     fn collect(&self, seats: [u64; WORDS], tlb: &mut Cover, iotlb: &mut Cover) {
+        // Only leaders write these, and this is the one there is.
+        let on_cpus = self.on_cpus.completed.load(Ordering::Relaxed);
+        let on_units = self.on_units.completed.load(Ordering::Relaxed);
         for (mut seats, desks) in seats.into_iter().zip(self.desks.chunks(BITS)) {
             while let Some(desk) = desks.get(seats.trailing_zeros() as usize) {
                 seats &= seats - 1;
-                desk.tlb.add_to(tlb);
-                desk.iotlb.add_to(iotlb);
+                desk.tlb.add_to(tlb, on_cpus);
+                desk.iotlb.add_to(iotlb, on_units);
             }
         }
     }
@@ -147,14 +159,13 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, const SEATS: usize, const SLOTS: usize>
     /// `None` if there is no such seat or somebody has it. Give each CPU its own
     /// number. `relax` runs again and again while another one's flush is awaited; it
     /// must serve this CPU's flush interrupts, since the leader may be waiting for them.
+    #[inline]
     pub fn seat<R: Fn()>(
         &self,
         number: usize,
         relax: R,
     ) -> Option<Seat<'_, T, I, R, SEATS, SLOTS>> {
-        let desk = self.desks.get(number)?;
-        let taken = desk.taken.swap(true, Ordering::Acquire);
-        (!taken).then(|| Seat::new(self, number, desk, relax))
+        Some(self.place(number)?.seat(relax))
     }
 
     /// Flushes all that was asked for, and says how far each kind got and why not.
@@ -221,7 +232,8 @@ struct Own<'o> {
 ///
 /// Both only grow: one leads at a time, and counts at least as many tickets as the one
 /// before. A ticket that is at most `completed` was covered even if an earlier flush
-/// failed for it, because its owner leaves the cover in place until redeeming it.
+/// failed for it, because its owner leaves the cover in place until redeeming it. That
+/// flush began after the ticket was taken, so later ones need not cover it again.
 #[derive(Debug)]
 struct Settled {
     completed: AtomicU64,
@@ -251,23 +263,6 @@ impl Settled {
             Some(false)
         } else {
             None
-        }
-    }
-}
-
-/// What one seat writes and leaders read; a cache line of its own.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Desk<const SLOTS: usize> {
-    taken: AtomicBool,
-    tlb: Slots<SLOTS>,
-    iotlb: Slots<SLOTS>,
-}
-
-impl<const SLOTS: usize> Desk<SLOTS> {
-    const_constructor! {
-        const fn new() -> Self {
-            Self { taken: AtomicBool::new(false), tlb: Slots::new(), iotlb: Slots::new() }
         }
     }
 }
