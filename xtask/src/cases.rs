@@ -178,6 +178,7 @@ pub(crate) const CASES: &[Case] = &[
         "stale-then-flushed",
         "32 grants: device writes land, still land before the flush, and not after",
     ),
+    Case::new("copied-arguments", "the same with arguments that are copied: one page at a time"),
     Case::new("register-mode", "the same through the command registers, without a queue")
         .words("iommu=registers"),
     Case::new("caching-mode", "the same where the unit may cache absence: mapping flushes too")

@@ -68,19 +68,47 @@ fn lists_have_to_fit() {
     refused(&swap, 5, &["with has 1 names", "expected 2"]);
     refused(&map("as = \"b\""), 5, &["`as` has 1 names", "expected 3"]);
     refused(&map("alter = [{ element = 3 }]"), 5, &["element 3", "expected 0 to 2"]);
+    let two = "[[step]]\ngrant = { pages = [\"a0\", \"a1\"] }\n[[step]]\n\
+               map = { pages = [\"a0\", \"a1\"], at = 1 }\n[[step]]\n";
+    for action in [
+        "copy = { pages = \"a0\", at = 9, status = [0, 0] }",
+        "swap = { pages = \"a0\", with = \"a1\", status = [0, 0] }",
+        "unmap = { mappings = \"a0\", status = [0, 0] }",
+    ] {
+        refused(&format!("{two}{action}\n"), 7, &["`status` has 2 values for 1 elements"]);
+    }
+    let unmap = format!("{two}unmap = {{ mappings = \"a0\", alter = [{{ element = 1 }}] }}\n");
+    refused(&unmap, 7, &["element 1", "expected 0 to 0"]);
+    let check = format!("{two}check = {{ counted = \"a0\" }}\n");
+    refused(&check, 7, &["`references` and `counted` go together"]);
 }
 
 #[test]
 fn numbers_have_their_range() {
     step("word = { sort = 'status', word = 9, low = 65536 }", &["16 bits", "up to 65535"]);
     step("word = { sort = 'status', word = 9, low = 1, high = 1 }", &["16 bits"]);
-    refused("[machine]\nlevels = 6\n", 2, &["machine.levels is 6", "3 to 5"]);
-    refused("[unit]\ncount = 0\n", 2, &["unit.count is 0", "1 to 4"]);
-    refused("[unit]\nring = 8\n", 2, &["unit.ring is 8", "0 to 7"]);
+    for (table, key, wrong, expected) in [
+        ("machine", "levels", [2, 6], "3 to 5"),
+        ("machine", "frames", [511, 65_537], "512 to 65536"),
+        ("machine", "handle_pages", [0, 1025], "1 to 1024"),
+        ("unit", "count", [0, 5], "1 to 4"),
+        ("unit", "max_address_mask", [64, 255], "0 to 63"),
+        ("unit", "domain_id_bits", [3, 17], "4 to 16"),
+        ("unit", "address_bits", [29, 58], "30 to 57"),
+        ("unit", "latency", [0, 101], "1 to 100"),
+        ("unit", "fault_records", [0, 257], "1 to 256"),
+        ("unit", "ring", [8, 255], "0 to 7"),
+    ] {
+        for value in wrong {
+            let says = [&*format!("{table}.{key} is {value};"), expected];
+            refused(&format!("[{table}]\n{key} = {value}\n"), 2, &says);
+        }
+    }
     refused("[unit]\nlatency = -1\n", 4, &["invalid value", "u32"]);
     step("populate = { pages = \"p\", at = 0, order = 3 }", &["order is 3", "0 or 9"]);
     step("populate = { pages = \"p\", at = 7, order = 9 }", &["at is 0x7", "multiple of 512"]);
     step("clear = { first = 0, count = 0 }", &["count is 0", "1 or more"]);
+    step("restrict = { first = 0, count = 0, allow = 'read' }", &["count is 0", "1 or more"]);
     refused(
         "[[step]]\nunmap = { mappings = [], tlb = { min = 3, max = 1 } }\n",
         4,
@@ -99,6 +127,8 @@ fn machines_that_cannot_be_are_refused() {
     refused("machine = { asids = 4 }\n", 2, &["machine.asids", "to be `npt`"]);
     refused("machine = { flush_by_asid = false }\n", 2, &["flush_by_asid", "to be `npt`"]);
     refused("machine = { cpus = \"npt\", asids = 1 }\n", 2, &["machine.asids is 1", "2 to 256"]);
+    let many = "machine = { cpus = \"npt\", asids = 257 }\n";
+    refused(many, 2, &["machine.asids is 257", "2 to 256"]);
     refused("machine = { cpus = \"pv\" }\n", 3, &["unknown variant `pv`", "`npt`"]);
     step("enter = { cpu = 1, vcpu = 4 }", &["no vcpu 4", "1 to 3"]);
 }
@@ -110,7 +140,30 @@ fn names_are_words_or_ranges_of_words() {
     refused(&grant("\"a[3..3]\""), 4, &["0 names"]);
     refused(&grant("\"a[0..]\""), 4, &["`a[0..]`", "a[0..32]"]);
     refused(&grant("\"a[0..99999999]\""), 4, &["99999999 names"]);
+    refused(&grant("\"up 7\""), 4, &["`up 7` is no name"]);
+    refused(&grant("\"7a[0..2]\""), 4, &["`7a` is no name"]);
     refused(&grant("3"), 4, &["expected a name"]);
+}
+
+#[test]
+fn names_are_given_once() {
+    let domain = "[[domain]]\nname = \"front\"\n";
+    refused(domain, 3, &["`front` exists already"]);
+    let device = |name: &str| format!("[[device]]\nname = \"{name}\"\nsource = 0x40\n");
+    refused(&device("back"), 3, &["`back` exists already"]);
+    refused(&device("dev3"), 3, &["`dev3` exists already"]);
+    let far = format!("{}unit = 2\n", device("far"));
+    refused(&far, 3, &["`far` is behind unit 2", "expected 0 to 0"]);
+    let page = "[[step]]\npopulate = { pages = \"p\", at = 0 }\n";
+    refused(&format!("{page}{page}"), 5, &["`p` is a page already"]);
+}
+
+#[test]
+fn a_folder_without_scenarios_is_refused() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/session");
+    let error = parse::collect(&[source]).expect_err("there is no scenario");
+    let shown = error.to_string();
+    assert!(shown.contains("src/session: no scenario file (*.toml)"), "{shown}");
 }
 
 #[test]
@@ -125,12 +178,17 @@ fn actors_are_few_and_destroy_nothing() {
     let many: String =
         (0..5).map(|n| format!("[[step]]\nactor = \"a{n}\"\nmark = {{}}\n")).collect();
     refused(&many, 15, &["`a4` is one actor too many", "at most 4"]);
-    step("actor = \"a\"\ndestroy = { domain = \"back\" }", &["cannot be a step of an actor"]);
+    for action in ["destroy = { domain = \"back\" }", "workload = { name = \"W1\", steps = 1 }"] {
+        step(&format!("actor = \"a\"\n{action}"), &["cannot be a step of an actor"]);
+    }
 }
 
 #[test]
 fn reports_and_kinds_are_numbered() {
     refused("bug = \"XSA-1\"\n", 2, &["`XSA-1` is no report", "`B02`"]);
+    for bug in ["B2", "B123", "Bxy", "F02"] {
+        refused(&format!("bug = \"{bug}\"\n"), 2, &[&format!("`{bug}` is no report")]);
+    }
     refused("kinds = [\"slow\"]\n", 2, &["`slow` is no kind", "`F02`"]);
 }
 

@@ -73,6 +73,7 @@ pub struct Audit {
     owed: RefCell<ArrayVec<Owed, OWED>>,
     early: Cell<u64>,
     given_up: Cell<u64>,
+    lent: Cell<u64>,
 }
 
 impl Audit {
@@ -87,6 +88,17 @@ impl Audit {
     #[must_use]
     pub fn given_up(&self) -> u64 {
         self.given_up.get()
+    }
+
+    /// How often words of a caller's memory were lent.
+    #[must_use]
+    pub fn times_lent(&self) -> u64 {
+        self.lent.get()
+    }
+
+    /// Words of a caller's memory are lent.
+    pub fn lent(&self) {
+        self.lent.set(self.lent.get().saturating_add(1));
     }
 
     /// The mapping of a page was taken out of every table; its flush is owed.

@@ -211,6 +211,8 @@ pub(super) struct World {
     /// Whether words of guest memory are lent; the words of the chunk as it is lent, and how
     /// many of them are on a second page.
     pub(super) lends: Cell<bool>,
+    /// Whether it lends a word too few, -1, or too many, 1.
+    pub(super) lends_amiss: Cell<i8>,
     pub(super) lent: RefCell<Rc<[AtomicU64]>>,
     pub(super) second: Cell<usize>,
     /// How many mappings were removed together, each time.
@@ -266,6 +268,7 @@ impl World {
             during_policy: RefCell::new(None),
             during_insert: RefCell::new(None),
             lends: Cell::new(false),
+            lends_amiss: Cell::new(0),
             lent: RefCell::new(Rc::new([])),
             second: Cell::new(0),
             together: RefCell::default(),
@@ -634,8 +637,17 @@ impl Domain for World {
         let Some(words) = words.filter(|_| self.lends.get()) else { return action(None) };
         *self.lent.borrow_mut() = words.clone();
         let (first, second) = words.split_at(count.saturating_sub(self.second.get()));
-        let result = action(Some(GuestWords::new(first, second)));
+        let lent = match self.lends_amiss.get() {
+            0 => GuestWords::new(first, second),
+            ..0 => GuestWords::new(&words[1..], &[]),
+            1.. => GuestWords::new(&words, &words[..1]),
+        };
+        let result = action(Some(lent));
         self.no_locks();
+        if self.lends_amiss.get() != 0 {
+            // Statuses were written to memory itself.
+            return result;
+        }
         let mut memory = self.memory.borrow_mut();
         for (bytes, word) in memory[bytes].as_chunks_mut::<8>().0.iter_mut().zip(&*words) {
             *bytes = word.load(Ordering::Relaxed).to_le_bytes();

@@ -145,6 +145,19 @@ fn what_cannot_be_lent_is_copied() {
     world.assert_clean();
 }
 
+#[test]
+fn another_number_of_words_than_was_asked_for_is_not_used() {
+    for amiss in [-1, 1] {
+        let world = World::new();
+        let unmaps = world.map_and_prepare(3);
+        world.lends.set(true);
+        world.lends_amiss.set(amiss);
+        assert_eq!(world.unmap(&unmaps), [0; 3]);
+        assert!(world.together.borrow().is_empty(), "{amiss} words");
+        world.assert_clean();
+    }
+}
+
 /// Of one handle that is there twice, the second ends as the first left it.
 #[test]
 fn a_handle_that_is_there_twice_is_looked_at_twice() {

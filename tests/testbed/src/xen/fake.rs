@@ -90,6 +90,10 @@ impl Bytes for Fake {
         self.put(address, bytes);
         Ok(())
     }
+
+    fn writable(&self, address: u64) -> Option<u64> {
+        self.reaches(address, 1).is_ok().then_some(address)
+    }
 }
 
 impl Domain for Fake {

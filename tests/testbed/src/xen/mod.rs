@@ -84,6 +84,12 @@ pub trait Bytes {
     /// As [`read`](Self::read), and where writing is not allowed. What comes before the
     /// fault may have been written.
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
+
+    /// The physical address that a linear one leads to, if the guest's own tables let it
+    /// write there; `None` also where bytes can only be copied.
+    fn writable(&self, _address: u64) -> Option<u64> {
+        None
+    }
 }
 
 /// A page of the hypervisor's that a guest may ask for.

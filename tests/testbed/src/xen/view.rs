@@ -92,6 +92,13 @@ impl<D: Domain> Bytes for View<'_, D> {
             }
         }
     }
+
+    fn writable(&self, address: u64) -> Option<u64> {
+        match self.place(address, 1) {
+            Ok(Place::Guest) => self.domain.writable(address),
+            Ok(Place::Room(_)) | Err(Fault) => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -121,5 +128,20 @@ mod tests {
         let domain = Fake::new();
         let wide = View::new(&domain, Width::Wide);
         assert_eq!(wide.write(ROOM, &[1]), Err(Fault), "it is the guest's address there");
+    }
+
+    #[test]
+    fn only_what_is_the_guests_own_has_a_physical_address() {
+        let domain = Fake::everywhere();
+        for (width, address, expected) in [
+            (Width::Wide, 0x7000, Some(0x7000)),
+            (Width::Wide, ROOM, Some(ROOM)),
+            (Width::Narrow, 0xffff_ffff, Some(0xffff_ffff)),
+            (Width::Narrow, 0x1_0000_0000, None),
+            (Width::Narrow, ROOM, None),
+        ] {
+            let view = View::new(&domain, width);
+            assert_eq!(view.writable(address), expected, "{width:?} {address:#x}");
+        }
     }
 }

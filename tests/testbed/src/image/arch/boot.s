@@ -166,7 +166,7 @@ boot_pt:
     .endr
     .quad 0                             # 1 MiB: the guard page below the stack
     .set page, 257
-    .rept 128
+    .rept 152
     .quad (page << 12) + 0x3
     .set page, page + 1
     .endr
@@ -178,7 +178,7 @@ boot_pt:
     .set page, page + 1
     .endr
     .endr
-    .rept 512 - 256 - 129 - 99
+    .rept 512 - 256 - 153 - 99
     .quad (page << 12) + 0x3
     .set page, page + 1
     .endr

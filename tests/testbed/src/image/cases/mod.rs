@@ -157,6 +157,12 @@ static CASES: &[Case] = &[
         run: story::flushed,
     },
     Case {
+        name: "copied-arguments",
+        expect: Expect::Pass,
+        summary: "the same with arguments that are copied: pages are cleared one by one",
+        run: story::copied,
+    },
+    Case {
         name: "register-mode",
         expect: Expect::Pass,
         summary: "the same with iommu=registers: no queue",

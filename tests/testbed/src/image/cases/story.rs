@@ -48,7 +48,7 @@ pub(super) fn tell(
     // In the middle of the hypercall, when every entry is gone and nothing is flushed.
     let stale = RefCell::new(Ok(0));
     let before = Cell::new(world.counters());
-    let given_up = world.audit.given_up();
+    let (given_up, lent) = (world.audit.given_up(), world.audit.times_lent());
     let look = || {
         before.set(world.counters());
         *stale.borrow_mut() = count_landed(world, grants).and_then(|landed| {
@@ -61,6 +61,9 @@ pub(super) fn tell(
     let manner = Manner { before_flush: &look, ..Manner::HONEST };
     let outcome = world.unmap(operation, grants, grants.all(), &manner)?;
     ensure!(outcome == Outcome::Done, "the unmap ended as {outcome:?}");
+    let lent = world.audit.times_lent() - lent;
+    let together = u64::from(world.beside.get() == 0);
+    ensure!(lent == together, "arguments were lent {lent} times, not {together}");
     let (before, after) = (before.get(), world.counters());
     let stale = stale.into_inner()?;
     ensure!(stale == grants.len(), "{stale} stale writes landed before the flush");
@@ -87,7 +90,7 @@ pub(super) fn tell(
     }
     ensure!(world.audit.released_early() == 0, "pages were given up too early");
     say!(
-        "@ story written={written} stale_before_flush={stale} stale_after_flush=0 faults={} \
+        "@ story written={written} lent={lent} stale_before_flush={stale} stale_after_flush=0 faults={} \
          iotlb_commands={commands} pages_flushed={pages}",
         2 * grants.len()
     );
@@ -127,6 +130,16 @@ pub(super) fn flushed(machine: &Machine) -> Result<(), Failure> {
     // The tables are there now: nothing that a unit without caching mode could know.
     let flushed = share_again(&world, &grants)?;
     ensure!(flushed == (0, 0), "mapping took (commands, pages) = {flushed:?}");
+    world.report_boot(Overwritten::default());
+    Ok(())
+}
+
+/// The story with arguments that cannot be lent: one page after the other is cleared, and
+/// all of them wait for one flush.
+pub(super) fn copied(machine: &Machine) -> Result<(), Failure> {
+    let world = World::new(machine, Layout::Separate)?;
+    world.beside.set(4);
+    tell(&world, &Grants::new(BATCH, Rights::ReadWrite)?, Operation::Unmap, &ONE_BLOCK)?;
     world.report_boot(Overwritten::default());
     Ok(())
 }

@@ -9,8 +9,8 @@ use flush::{
 };
 use gnttab::{
     Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
-    PageError, PageReference, Pin, Purpose, Removed, Rights, VcpuId,
+    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted,
+    PageCopy, PageError, PageReference, Pin, Purpose, Removals, Removed, Rights, VcpuId,
 };
 use iommu_vtd::Guarded;
 use p2m::PageKind;
@@ -19,6 +19,7 @@ use testbed::words::{self, OutOfPage};
 use testbed::xen::{Bytes, Fault};
 
 use super::guest::{NotMapped, untouched};
+use super::guest_memory::LentWords;
 use super::page_info::PageInfo;
 use super::storage::{Grants, Handles};
 use super::{Guest, Hypervisor, Memory};
@@ -30,6 +31,8 @@ pub(crate) trait Watcher {
     fn cleared(&self, page: Mfn);
     /// The reference of a mapping that has ended is about to be dropped.
     fn given_up(&self, page: Mfn);
+    /// Words of the caller's memory are lent, where they would have been copied.
+    fn lent(&self) {}
 }
 
 impl Watcher for Audit {
@@ -39,6 +42,10 @@ impl Watcher for Audit {
 
     fn given_up(&self, page: Mfn) {
         self.give_up(page);
+    }
+
+    fn lent(&self) {
+        Audit::lent(self);
     }
 }
 
@@ -99,6 +106,21 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, W: Watcher> Domain for Caller<'_, T, I, W> 
 
     fn copy_to_guest(&self, address: GuestAddress, bytes: &[u8]) -> Result<(), GuestFault> {
         self.memory.write(address.0, bytes).map_err(|Fault| GuestFault)
+    }
+
+    fn with_guest_words<A>(
+        &self,
+        at: GuestAddress,
+        count: usize,
+        action: impl FnOnce(Option<GuestWords<'_>>) -> A,
+    ) -> A {
+        // The pages are counted until `action` is over, and no lock is held.
+        let lent = LentWords::new(self.guest, self.memory, at.0, count);
+        let words = lent.as_ref().and_then(LentWords::get);
+        if words.is_some() {
+            self.watcher.lent();
+        }
+        action(words)
     }
 
     fn with_granter<A>(
@@ -233,6 +255,24 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, W: Watcher> Domain for Caller<'_, T, I, W> 
             self.guest.clear(gfn, wanted, skipped).map_err(|error| refusal(error, mfn))?;
         self.watcher.cleared(mfn);
         Ok(cleared)
+    }
+
+    #[inline]
+    fn clear_all<'id>(
+        &self,
+        removals: &Removals,
+        skipped: &mut Skipped<'id>,
+        mut removed: impl FnMut(Result<Cleared<'id>, ClearError>),
+    ) {
+        let grants = removals.iter().map(|(gfn, Expected { mfn, rights })| {
+            (gfn, p2m::Expected { mfn, kind: kind(rights) })
+        });
+        self.guest.clear_grants(grants, skipped, |mfn, cleared| {
+            if cleared.is_ok() {
+                self.watcher.cleared(mfn);
+            }
+            removed(cleared.map_err(|error| refusal(error, mfn)));
+        });
     }
 
     fn forget<'id>(&self, skipped: &mut Skipped<'id>) -> Cleared<'id> {

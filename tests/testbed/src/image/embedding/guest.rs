@@ -10,11 +10,11 @@ use flush::plan::Policy;
 use flush::{Cleared, Combiner, DomainId, Gfn, Gone, Iotlb, Mfn, Run, Shared, Skipped, Tlb};
 use gnttab::{GrantTable, Maptrack};
 use iommu_vtd::{DmaDomain, Guarded, Members};
-use p2m::{ClearError, GuestCpus, P2m, PageKind};
+use p2m::{GuestCpus, P2m, PageKind};
 use stage2::format::ept::{Ept, EptLevels};
 use stage2::format::npt::{Npt, NptLevels};
 use stage2::format::vtd::{Vtd, VtdLevels};
-use stage2::{Budget, Leaf, PageError, Rest, Sink, TableMemory};
+use stage2::{Budget, Rest, TableMemory};
 use testbed::failure::{Context, Failure};
 
 use super::flushers::{
@@ -294,35 +294,6 @@ impl Guest {
         }
     }
 
-    /// Clear one page in every table, if it shows what is expected.
-    ///
-    /// # Errors
-    /// As [`P2m::clear`]. For a grant nothing has changed then. (For a page of a large
-    /// leaf the devices' table may have been changed and the other not: the page stays
-    /// counted, and devices fault.)
-    #[inline]
-    pub(crate) fn clear<'id>(
-        &self,
-        gfn: Gfn,
-        expected: p2m::Expected,
-        skipped: &mut Skipped<'id>,
-    ) -> Result<Cleared<'id>, ClearError> {
-        self.tables.with(|tables| match tables {
-            Tables::Shared(map) => Ok(map.clear(gfn, expected, skipped)?.into()),
-            Tables::Separate(map) => {
-                let p2m::Expected { mfn, kind } = expected;
-                // The p2m knows what the page is, so it is asked first and edited last.
-                match map.get(gfn) {
-                    Some(found) if found.mfn == mfn && found.kind == Some(kind) => {}
-                    Some(found) => return Err(ClearError::Unexpected(found)),
-                    None => return Err(ClearError::Absent),
-                }
-                let device = self.clear_device(gfn, mfn, kind, skipped)?;
-                Ok(map.clear(gfn, expected, skipped)?.with(&device))
-            }
-        })
-    }
-
     /// Map a run in the devices' own table; the lock of the tables is held.
     fn map_device(
         &self,
@@ -335,38 +306,6 @@ impl Guest {
         self.dma().map(&Memory, rest, mfn, access, &mut Budget::UNLIMITED.clone(), skipped)
     }
 
-    /// Clear a page in the devices' own table; the lock of the tables is held.
-    #[inline]
-    fn clear_device<'id>(
-        &self,
-        gfn: Gfn,
-        mfn: Mfn,
-        kind: PageKind,
-        skipped: &mut Skipped<'id>,
-    ) -> Result<Gone<'id, Iotlb>, ClearError> {
-        let expected = iommu_vtd::Expected { mfn, access: kind.device_access() };
-        match self.dma().clear(&Memory, gfn.into(), expected, skipped) {
-            Ok(gone) => Ok(gone),
-            Err(PageError::Large(_)) => self.clear_out_of_large(gfn, skipped),
-            // The two tables disagree: the page must not go anywhere.
-            Err(_) => Err(ClearError::Contended),
-        }
-    }
-
-    /// The page is part of a large leaf, which is split and flushed as a whole.
-    fn clear_out_of_large<'id>(
-        &self,
-        gfn: Gfn,
-        skipped: &mut Skipped<'id>,
-    ) -> Result<Gone<'id, Iotlb>, ClearError> {
-        let mut one = OnePage(None);
-        let rest = Rest::new(Run::single(gfn));
-        let mut budget = Budget::UNLIMITED;
-        let cleared = self.dma().clear_run(&Memory, rest, &mut budget, skipped, &mut one);
-        cleared.map_err(|_| ClearError::NoTable)?;
-        one.0.ok_or(ClearError::Contended)
-    }
-
     /// Take out again what [`map_device`](Self::map_device) put in.
     fn clear_device_run<'id>(&self, run: Run, skipped: &mut Skipped<'id>) -> Gone<'id, Iotlb> {
         let mut budget = Budget::UNLIMITED;
@@ -374,19 +313,6 @@ impl Guest {
         // Every leaf of the run is this mapping's own, and each goes on record.
         self.dma().clear_run(&Memory, rest, &mut budget, skipped, stage2::Unheld).ok();
         skipped.absent()
-    }
-}
-
-/// Takes the proof for one page.
-struct OnePage<'id>(Option<Gone<'id, Iotlb>>);
-
-impl<'id> Sink<'id, Iotlb> for &mut OnePage<'id> {
-    fn left(&self) -> usize {
-        usize::from(self.0.is_none())
-    }
-
-    fn take(&mut self, _: Run, _: Leaf, gone: Gone<'id, Iotlb>) {
-        self.0 = Some(gone);
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! Every access goes through the p2m, so that a page which is gone faults, and one that
 //! goes meanwhile is nobody else's before the copy is over. Words are changed as wholes:
-//! the guest may write the bytes beside those that are copied.
+//! the guest may write the bytes beside those that are copied. [`LentWords`] are not copied:
+//! they stay where they are for the length of a call.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use flush::{Gfn, Mfn};
-use gnttab::{GuestAddress, GuestFault};
+use gnttab::{GuestAddress, GuestFault, GuestWords};
+use p2m::PageKind;
 use stage2::Access;
 use testbed::words::merge;
 use testbed::xen::{Bytes, Fault};
@@ -67,6 +69,57 @@ impl Bytes for Guest {
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
         Self::write(self, GuestAddress(address), bytes).map_err(|GuestFault| Fault)
     }
+
+    // Its own addresses, and what it may do there the p2m says.
+    fn writable(&self, address: u64) -> Option<u64> {
+        Some(address)
+    }
+}
+
+/// Consecutive words of a guest's own memory, on one page or on two that are counted.
+pub(super) struct LentWords {
+    first: Counted,
+    second: Option<Counted>,
+    /// The place of the first word in its page.
+    from: usize,
+    count: usize,
+}
+
+impl LentWords {
+    /// `count` words from `address` on, which eight divides, as `memory` leads there; `None`
+    /// unless all of it is RAM of `guest` that it may write.
+    pub(super) fn new(
+        guest: &Guest,
+        memory: &dyn Bytes,
+        address: u64,
+        count: usize,
+    ) -> Option<Self> {
+        let page = |address| {
+            let gfn = Gfn::new(memory.writable(address)? / 4096);
+            let is_ram = |mapping: &p2m::Mapping| mapping.kind == Some(PageKind::RamReadWrite);
+            Counted::new(guest, gfn, is_ram).ok()
+        };
+        let from = (address % 4096) as usize / WORD;
+        let first = page(address)?;
+        let second = if from.checked_add(count)? > first.words.len() {
+            Some(page((address - address % 4096).checked_add(4096)?)?)
+        } else {
+            None
+        };
+        Some(Self { first, second, from, count })
+    }
+
+    /// All of them, if they do not need a third page.
+    pub(super) fn get(&self) -> Option<GuestWords<'_>> {
+        let first = self.first.words.get(self.from..)?;
+        Some(match &self.second {
+            None => GuestWords::new(first.get(..self.count)?, &[]),
+            Some(second) => {
+                let beyond = self.count.checked_sub(first.len())?;
+                GuestWords::new(first, second.words.get(..beyond)?)
+            }
+        })
+    }
 }
 
 /// Where a copy has got to; the page is looked up once.
@@ -85,13 +138,14 @@ struct Counted {
 }
 
 impl Counted {
-    /// The page at `gfn`. It is counted while it cannot be taken away.
-    fn new(guest: &Guest, gfn: Gfn, needed: Access) -> Result<Self, GuestFault> {
+    /// The page at `gfn`, if it may be used. It is counted while it cannot be taken away.
+    fn new(
+        guest: &Guest,
+        gfn: Gfn,
+        may_use: impl FnOnce(&p2m::Mapping) -> bool,
+    ) -> Result<Self, GuestFault> {
         let mfn = guest.with_mapping(gfn, |mapping| {
-            let p2m::Mapping { mfn, access, .. } = mapping?;
-            if !access.allows(needed) {
-                return None;
-            }
+            let p2m::Mapping { mfn, .. } = mapping.filter(may_use)?;
             PageInfo::of(mfn)?.take(false).ok()?;
             Some(mfn)
         });
@@ -132,7 +186,7 @@ impl Place {
         let words = match &self.page {
             Some((known, page)) if *known == gfn => page.words,
             Some(_) | None => {
-                let page = Counted::new(guest, gfn, self.needed)?;
+                let page = Counted::new(guest, gfn, |mapping| mapping.access.allows(self.needed))?;
                 let words = page.words;
                 self.page = Some((gfn, page));
                 words

@@ -6,6 +6,7 @@
 
 mod activity;
 mod caller;
+mod clear;
 mod ending;
 mod flushers;
 mod guest;

@@ -135,7 +135,7 @@ impl World {
             self.put(MAPS, place, &element)?;
         }
         const MAP: u32 = 0;
-        let call = request(MAP, MAPS, size_of::<MapGrantRef>(), grants.all());
+        let call = self.request(MAP, MAPS, size_of::<MapGrantRef>(), grants.all());
         let outcome = self.call(self.guest(BACKEND)?, call, &Manner::HONEST)?;
         ensure!(outcome == Outcome::Done, "the map ended as {outcome:?}");
         for place in grants.all() {
@@ -196,7 +196,7 @@ impl World {
             Operation::Replace(_) => REPLACE,
         };
         // Elements of both operations have one size, and the status in one place.
-        Ok(request(command, UNMAPS, size_of::<UnmapGrantRef>(), places))
+        Ok(self.request(command, UNMAPS, size_of::<UnmapGrantRef>(), places))
     }
 
     /// As [`unmap`](Self::unmap), and all of it must go well.
@@ -286,7 +286,7 @@ impl World {
         element: &E,
     ) -> Result<(), Failure> {
         let backend = self.guest(BACKEND)?;
-        let start = (array.get() << 12) + u64::from(place) * size_of::<E>() as u64;
+        let start = self.element_at(array, place, size_of::<E>());
         let last = start + size_of::<E>() as u64 - 1;
         for gfn in (start >> 12..=last >> 12).map(Gfn::new) {
             if backend.lookup(gfn).is_none() {
@@ -303,15 +303,21 @@ impl World {
         place: u32,
     ) -> Result<E, Failure> {
         let mut element = E::new_zeroed();
-        let start = (array.get() << 12) + u64::from(place) * size_of::<E>() as u64;
+        let start = self.element_at(array, place, size_of::<E>());
         let read = self.guest(BACKEND)?.read(GuestAddress(start), element.as_mut_bytes());
         read.context("backend memory")?;
         Ok(element)
     }
-}
 
-/// A hypercall on the elements at `places` of an array.
-fn request(command: u32, array: Gfn, size: usize, places: Range<u32>) -> Call {
-    let argument = GuestAddress((array.get() << 12) + u64::from(places.start) * size as u64);
-    Call { command, argument, count: places.end.saturating_sub(places.start) }
+    /// The address of an element of an array.
+    fn element_at(&self, array: Gfn, place: u32, size: usize) -> u64 {
+        let beside = if array == UNMAPS { self.beside.get() } else { 0 };
+        (array.get() << 12) + beside + u64::from(place) * size as u64
+    }
+
+    /// A hypercall on the elements at `places` of an array.
+    fn request(&self, command: u32, array: Gfn, size: usize, places: Range<u32>) -> Call {
+        let argument = GuestAddress(self.element_at(array, places.start, size));
+        Call { command, argument, count: places.end.saturating_sub(places.start) }
+    }
 }

@@ -8,6 +8,8 @@ mod guests;
 mod slips;
 mod tamper;
 
+use core::cell::Cell;
+
 use flush::{DomainId, Gfn, Mfn};
 use gnttab::{Call, Outcome};
 use iommu_vtd::{Counters, Device, Guarded};
@@ -88,6 +90,9 @@ pub(crate) struct World {
     pub(crate) audit: Audit,
     /// The NVMe controller, as the IOMMU knows it.
     pub(crate) controller: Device,
+    /// How many bytes past a multiple of eight the backend keeps what it asks to unmap: from
+    /// a multiple of eight on, words can be lent.
+    pub(crate) beside: Cell<u64>,
     nvme: Lock<Nvme>,
 }
 
@@ -117,7 +122,8 @@ impl World {
         }
         let controller = hypervisor.iommu.device(nvme.function())?;
         let nvme = Lock::new(nvme);
-        let world = Self { hypervisor, audit: Audit::default(), controller, nvme };
+        let audit = Audit::default();
+        let world = Self { hypervisor, audit, controller, beside: Cell::new(0), nvme };
         ensure!(world.unit().uses_queue() == queue, "the unit has no queue");
         let backend = world.guest(BACKEND)?;
         world.attach(backend, world.controller)?;

@@ -10,8 +10,8 @@ use flush::{
 };
 use gnttab::{
     Action, ClearError, Crash, Domain, Expected, FlushFailure, GrantTable, GrantedFrame,
-    GuestAddress, GuestFault, Inserted, Mapping, Maptrack, NotCopied, NotInserted, PageCopy,
-    PageError, PageReference, Pin, Rights, VcpuId,
+    GuestAddress, GuestFault, GuestWords, Inserted, Mapping, Maptrack, NotCopied, NotInserted,
+    PageCopy, PageError, PageReference, Pin, Removals, Rights, VcpuId,
 };
 
 use crate::embedding::PageInfo;
@@ -144,6 +144,20 @@ impl<'a, D: Domain> Domain for Slipping<'a, D> {
         self.inner.copy_to_guest(address, bytes)
     }
 
+    // Only what is copied can fail, or get lost.
+    fn with_guest_words<R>(
+        &self,
+        at: GuestAddress,
+        count: usize,
+        action: impl FnOnce(Option<GuestWords<'_>>) -> R,
+    ) -> R {
+        let Faults { read, write, preempt: _, deny_unmap: _ } = self.faults;
+        if read.is_some() || write.is_some() || self.slip == Some(Slip::LostWrite) {
+            return action(None);
+        }
+        self.inner.with_guest_words(at, count, action)
+    }
+
     fn with_granter<R>(
         &self,
         granter: DomainId,
@@ -219,6 +233,29 @@ impl<'a, D: Domain> Domain for Slipping<'a, D> {
             drop_one(expected.mfn, expected.rights == Rights::ReadWrite);
         }
         Ok(cleared)
+    }
+
+    fn clear_all<'id>(
+        &self,
+        removals: &Removals,
+        skipped: &mut Skipped<'id>,
+        mut removed: impl FnMut(Result<Cleared<'id>, ClearError>),
+    ) {
+        if self.slip == Some(Slip::EntryKept) {
+            for _ in removals.iter() {
+                let cpus = skipped.absent::<flush::Tlb>();
+                removed(Ok(cpus.with(&skipped.absent::<flush::Iotlb>())));
+            }
+            return;
+        }
+        let mut each = removals.iter();
+        self.inner.clear_all(removals, skipped, |result| {
+            let gone = each.next().filter(|_| result.is_ok());
+            if let (Some(Slip::EarlyDrop), Some((_, expected))) = (self.slip, gone) {
+                drop_one(expected.mfn, expected.rights == Rights::ReadWrite);
+            }
+            removed(result);
+        });
     }
 
     fn forget<'id>(&self, skipped: &mut Skipped<'id>) -> Cleared<'id> {

@@ -35,6 +35,10 @@ impl Bytes for Call<'_, '_> {
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.memory.write(address, bytes)
     }
+
+    fn writable(&self, address: u64) -> Option<u64> {
+        self.memory.writable(address)
+    }
 }
 
 /// Why a page was not moved, as the guest is told.

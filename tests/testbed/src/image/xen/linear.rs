@@ -60,6 +60,10 @@ impl Bytes for Linear<'_> {
             self.guest.write(at, piece).map_err(|_| Fault)
         })
     }
+
+    fn writable(&self, address: u64) -> Option<u64> {
+        self.paging.translate(&InGuest(self.guest), address, Access::Write).ok()
+    }
 }
 
 /// A guest's memory, for a walk of its page tables.
