@@ -6,10 +6,16 @@
 
 use arrayvec::ArrayVec;
 
-use crate::{Gfn, Run};
+use crate::{
+    Gfn, Run,
+    sorted::{MOST, sort},
+};
 
 /// How many separate runs a cover keeps exactly.
-pub(crate) const RUNS: usize = 32;
+pub(crate) const RUNS: usize = MOST;
+
+/// Fewer runs than this are compared with each other: buckets are not worth their while.
+const FEW: usize = 12;
 
 /// How deep a cache must forget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -268,54 +274,72 @@ impl Cover {
     #[inline]
     pub(crate) fn settle(&mut self) {
         if self.sorted != self.runs.len() {
-            self.sort();
+            self.order_noted();
         }
     }
 
     /// Runs are noted out of order only while their leaves are alike. One alone is inserted.
     #[inline(never)]
-    fn sort(&mut self) {
+    fn order_noted(&mut self) {
         if self.runs.len() - self.sorted == 1
             && let Some(last) = self.runs.pop()
         {
             self.insert(last);
             self.sorted = self.runs.len();
-            return;
-        }
-        let mut frames = [0; RUNS];
-        let (frames, _) = frames.split_at_mut(self.runs.len());
-        let mut single = true;
-        for (frame, run) in frames.iter_mut().zip(&self.runs) {
-            *frame = run.first().get();
-            single &= run.first() == run.last();
-        }
-        if single {
-            // Half as much to move about.
-            frames.sort_unstable();
-            self.join(frames.iter().map(|frame| Run::single(Gfn::new(*frame))));
         } else {
-            let mut runs = core::mem::take(&mut self.runs);
-            runs.sort_unstable_by_key(|run| run.first());
-            self.join(runs.iter().copied());
+            self.sort();
         }
     }
 
-    /// Makes these runs, which are in order and not more than there is room for, the only ones.
-    #[inline(always)]
-    fn join(&mut self, mut runs: impl Iterator<Item = Run>) {
-        self.runs.clear();
-        let Some(mut last) = runs.next() else { return };
-        for run in runs {
-            // None begins before the one before it.
+    /// Sorts all, and joins those that touch.
+    #[inline(never)]
+    fn sort(&mut self) {
+        if self.runs.len() < FEW || !self.sort_pages() {
+            self.runs.sort_unstable_by_key(|run| run.first());
+            self.join();
+        }
+        self.sorted = self.runs.len();
+    }
+
+    /// As [`sort`](Self::sort), if every run is a single page. If not, it does nothing.
+    #[inline]
+    fn sort_pages(&mut self) -> bool {
+        let base = self.runs.first().map_or(0, |run| run.first().get());
+        let (mut unlike, mut wide) = (0, 0);
+        for run in &self.runs {
+            let (first, last) = (run.first().get(), run.last().get());
+            (unlike, wide) = (unlike | (first ^ base), wide | (first ^ last));
+        }
+        if wide != 0 {
+            return false;
+        }
+        let mut sorted = [0; MOST + 1];
+        sort(self.runs.iter().map(|run| run.first().get()), unlike, &mut sorted);
+        let mut near = false;
+        for (run, pair) in self.runs.iter_mut().zip(sorted.windows(2)) {
+            let &[before, frame] = pair else { break };
+            *run = Run::single(Gfn::new(frame));
+            near |= frame - before <= 1;
+        }
+        if near {
+            self.join();
+        }
+        true
+    }
+
+    /// Makes one of those that touch, of runs that begin in order.
+    fn join(&mut self) {
+        let mut end = 0;
+        for at in 1..self.runs.len() {
+            let (last, run) = (self.runs[end], self.runs[at]);
             if last.is_left_of(run) {
-                self.runs.extend([last]);
-                last = run;
+                end += 1;
+                self.runs[end] = run;
             } else {
-                last = last.hull(run);
+                self.runs[end] = last.hull(run);
             }
         }
-        self.runs.extend([last]);
-        self.sorted = self.runs.len();
+        self.runs.truncate(end + 1);
     }
 
     /// Sets what a run has to be like to be noted.

@@ -50,6 +50,7 @@ mod page;
 pub mod plan;
 mod quarantine;
 mod skipped;
+mod sorted;
 mod sync;
 
 #[cfg(all(test, loom))]
