@@ -455,6 +455,10 @@ const ORDERED: &[(&str, &str)] = &[
     ("crates/gnttab/src/entry.rs", "interleavings"),
     ("crates/gnttab/src/swap.rs", "interleavings"),
     ("crates/gnttab/src/frames.rs", "a change of version: the lock of a table with nothing pinned"),
+    (
+        "crates/stage2/src/memory.rs",
+        "a table before the entry that links it: hardware, under the lock of edits",
+    ),
     ("crates/p2m/src/cpus.rs", "interleavings"),
 ];
 
