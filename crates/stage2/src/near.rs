@@ -178,7 +178,7 @@ impl<K: Records> Shown<'_, K> {
         gone
     }
 
-    /// Its flush is on record.
+    /// Only together with a record of it: nothing comes between the two.
     #[inline(always)]
     fn empty(self) {
         self.entry.store(0, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use flush::{
     plan::{Limits, Planner, Policy},
 };
 
-use crate::Null;
+use crate::{Null, unmaps::anywhere};
 
 /// The most pages of a part.
 pub const MOST: usize = 256;
@@ -185,17 +185,11 @@ fn release(batch: &mut Batch<u64, MOST>) -> u64 {
     pages
 }
 
-/// In a row, or all over 4 GiB in no order.
+/// In a row, or anywhere in 4 GiB.
 fn frames(pages: usize, random: bool) -> Vec<Gfn> {
-    let mut state = 1_u64;
-    let mut next = |place: u64| {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        // Distinct: each place has a span of its own, in bit-reversed order.
-        ((place as u8).reverse_bits() as u64) << 12 | state >> 54
-    };
-    (0..pages as u64)
-        .map(|place| Gfn::new(0x10_0000 + if random { next(place) } else { place }))
-        .collect()
+    let offsets: Vec<u64> =
+        if random { anywhere(1 << 20).take(pages).collect() } else { (0..pages as u64).collect() };
+    offsets.into_iter().map(|offset| Gfn::new(0x10_0000 + offset)).collect()
 }
 
 #[cfg(test)]

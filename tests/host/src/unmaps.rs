@@ -4,7 +4,7 @@
 //! lean embedding or in the one with standard locks, whoever counts or times it says what
 //! the hypercalls are run inside of.
 
-use std::{cell::RefCell, sync::atomic::Ordering};
+use std::{cell::RefCell, collections::HashSet, iter, sync::atomic::Ordering};
 
 use flush::{DomainId, Gfn};
 use gnttab::{
@@ -182,19 +182,23 @@ impl Setting {
     }
 }
 
-/// Where the backend maps: in a row, or all over 4 GiB in no order.
+/// Where the backend maps: in a row, or anywhere in 4 GiB.
 fn frames(random: bool) -> Vec<Gfn> {
-    let mut frames: Vec<Gfn> = (0x10_0000..).take(GRANTS as usize).map(Gfn::new).collect();
-    if random {
-        let mut state = 1_u64;
-        for (place, frame) in frames.iter_mut().enumerate() {
-            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-            // Distinct: each place has a span of 1024 frames of its own, in bit-reversed order.
-            let span = (place as u64).reverse_bits() >> 54;
-            *frame = Gfn::new(0x10_0000 + (span << 10) + (state >> 54));
-        }
-    }
-    frames
+    let drawn = random.then(|| anywhere(1 << 20).take(GRANTS as usize).collect());
+    let offsets: Vec<u64> = drawn.unwrap_or_else(|| (0..u64::from(GRANTS)).collect());
+    offsets.into_iter().map(|offset| Gfn::new(0x10_0000 + offset)).collect()
+}
+
+/// Numbers below `end`, a power of two, in no order and none of them twice: the same ones each
+/// time.
+pub(crate) fn anywhere(end: u64) -> impl Iterator<Item = u64> {
+    let (mut state, mut seen) = (1_u64, HashSet::new());
+    let drawn = iter::from_fn(move || {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        // The upper bits are the ones without a pattern.
+        Some(state >> (u64::BITS - end.trailing_zeros()))
+    });
+    drawn.filter(move |number| seen.insert(*number))
 }
 
 fn map<B: Backend>(backend: &B, frames: &[Gfn]) -> Vec<u32> {
