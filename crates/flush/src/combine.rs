@@ -11,6 +11,7 @@
 //! If all of K tickets are taken before the first flush ends, at most two flushes
 //! happen. Callers that come one after another need one each.
 
+mod desk;
 mod error;
 mod seat;
 mod slots;
@@ -24,7 +25,7 @@ use crate::{
     Cover, DomainId, Flush, Iotlb, Tlb,
     sync::{AtomicBool, AtomicU64, array_of, const_constructor},
 };
-use slots::Slots;
+use desk::Desk;
 
 const WORDS: usize = 4;
 const BITS: usize = u64::BITS as usize;
@@ -127,13 +128,16 @@ impl<T, I, const SEATS: usize, const SLOTS: usize> Combiner<T, I, SEATS, SLOTS> 
         seats
     }
 
-    /// Adds what these seats ask for.
+    /// Adds what these seats ask for and no leader served yet.
     fn collect(&self, seats: [u64; WORDS], tlb: &mut Cover, iotlb: &mut Cover) {
+        // Only leaders write these, and this is the one there is.
+        let on_cpus = self.on_cpus.completed.load(Ordering::Relaxed);
+        let on_units = self.on_units.completed.load(Ordering::Relaxed);
         for (mut seats, desks) in seats.into_iter().zip(self.desks.chunks(BITS)) {
             while let Some(desk) = desks.get(seats.trailing_zeros() as usize) {
                 seats &= seats - 1;
-                desk.tlb.add_to(tlb);
-                desk.iotlb.add_to(iotlb);
+                desk.tlb.add_to(tlb, on_cpus);
+                desk.iotlb.add_to(iotlb, on_units);
             }
         }
     }
@@ -221,7 +225,8 @@ struct Own<'o> {
 ///
 /// Both only grow: one leads at a time, and counts at least as many tickets as the one
 /// before. A ticket that is at most `completed` was covered even if an earlier flush
-/// failed for it, because its owner leaves the cover in place until redeeming it.
+/// failed for it, because its owner leaves the cover in place until redeeming it. That
+/// flush began after the ticket was taken, so later ones need not cover it again.
 #[derive(Debug)]
 struct Settled {
     completed: AtomicU64,
@@ -251,23 +256,6 @@ impl Settled {
             Some(false)
         } else {
             None
-        }
-    }
-}
-
-/// What one seat writes and leaders read; a cache line of its own.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Desk<const SLOTS: usize> {
-    taken: AtomicBool,
-    tlb: Slots<SLOTS>,
-    iotlb: Slots<SLOTS>,
-}
-
-impl<const SLOTS: usize> Desk<SLOTS> {
-    const_constructor! {
-        const fn new() -> Self {
-            Self { taken: AtomicBool::new(false), tlb: Slots::new(), iotlb: Slots::new() }
         }
     }
 }

@@ -107,22 +107,114 @@ fn a_kind_that_nobody_asks_for_is_left_alone() {
     assert_eq!(Flush::<Tlb>::wait(&seat, asked), Ok(()));
 }
 
+/// Asks from each of these seats, the later ones while the earlier ones wait. Then `lead`
+/// is given up, and the last one leads.
+fn ask_together(combiner: &Logged, lead: &Cell<Option<Lead<'_>>>, numbers: &[usize]) {
+    let Some((number, later)) = numbers.split_first() else {
+        lead.set(None);
+        return;
+    };
+    let rested = Cell::new(false);
+    let relax = || {
+        assert!(!rested.replace(true), "seat {number} waits in vain");
+        ask_together(combiner, lead, later);
+    };
+    let seat = combiner.seat(*number, relax).unwrap();
+    let asked = Flush::<Tlb>::start(&seat, DOMAIN, &single(*number as u64 * 10));
+    assert_eq!(Flush::<Tlb>::wait(&seat, asked), Ok(()));
+}
+
 #[test]
-fn the_leader_flushes_what_every_seat_published() {
+fn the_leader_flushes_what_every_seat_asked_for() {
     let combiner = logged();
-    let numbers = [1, 63, 64, 127, 128, 255];
-    let seats = numbers.map(|number| combiner.seat(number, idle as fn()).unwrap());
-    for (number, seat) in numbers.into_iter().zip(&seats) {
-        let frame = number as u64 * 10;
-        publish(seat, frame);
-    }
-    let leader = combiner.seat(0, idle).unwrap();
-    let asked = Flush::<Tlb>::start(&leader, DOMAIN, &single(7));
-    assert_eq!(Flush::<Tlb>::wait(&leader, asked), Ok(()));
-    let covers = combiner.tlb.covers.borrow();
-    for frame in numbers.into_iter().map(|number| number as u64 * 10).chain([7]) {
-        assert!(covers[0].covers(run(frame, frame), Depth::Leaves), "frame {frame}");
-    }
+    let lead = Cell::new(Lead::take(&combiner.leading));
+    let numbers = [1, 63, 64, 127, 128, 255, 7];
+    ask_together(&combiner, &lead, &numbers);
+    let mut all = Cover::NOTHING;
+    numbers.iter().for_each(|number| all.merge(&single(*number as u64 * 10)));
+    assert_eq!(*combiner.tlb.covers.borrow(), [all]);
+}
+
+#[test]
+fn what_has_no_ticket_yet_is_left_to_the_next_leader() {
+    let combiner = logged();
+    let early = combiner.seat(1, idle as fn()).unwrap();
+    publish(&early, 10);
+    flush_alone(&combiner, 0, 7, Ok(()));
+    assert_eq!(*combiner.tlb.covers.borrow(), [single(7)]);
+}
+
+/// Asks for one page at a seat, while nobody leads.
+#[track_caller]
+fn flush_alone(
+    combiner: &Logged,
+    number: usize,
+    frame: u64,
+    expected: Result<(), CombineError<&'static str>>,
+) {
+    let seat = combiner.seat(number, idle).unwrap();
+    let asked = Flush::<Tlb>::start(&seat, DOMAIN, &single(frame));
+    assert_eq!(Flush::<Tlb>::wait(&seat, asked), expected);
+}
+
+#[test]
+fn what_one_leader_flushed_no_later_one_does_though_its_owner_has_not_looked() {
+    let combiner = logged();
+    let late = combiner.seat(1, idle).unwrap();
+    let cpus = Flush::<Tlb>::start(&late, DOMAIN, &single(10));
+    let units = Flush::<Iotlb>::start(&late, DOMAIN, &single(11));
+    assert_eq!(Flush::<Tlb>::wait(&late, cpus), Ok(()));
+    let mut batch = holding(7..8);
+    assert_eq!(
+        batch.flush(&combiner.seat(0, idle).unwrap().hardware()).map(give_out).ok(),
+        Some(1)
+    );
+    assert_eq!(Flush::<Iotlb>::wait(&late, units), Ok(()));
+    assert_eq!(*combiner.tlb.covers.borrow(), [single(10), single(7)]);
+    assert_eq!(*combiner.iotlb.covers.borrow(), [single(11), single(7)]);
+    assert_eq!(combiner.flushes(), 2);
+}
+
+#[test]
+fn what_a_failed_flush_should_have_covered_the_next_one_does_and_a_third_does_not() {
+    let combiner = logged();
+    let lead = Cell::new(Lead::take(&combiner.leading));
+    let others = || {
+        lead.set(None);
+        combiner.tlb.fail.set(true);
+        flush_alone(&combiner, 2, 20, Err(CombineError::Led("broken")));
+        combiner.tlb.fail.set(false);
+        flush_alone(&combiner, 3, 30, Ok(()));
+        flush_alone(&combiner, 4, 40, Ok(()));
+    };
+    let seat = combiner.seat(1, others).unwrap();
+    let asked = Flush::<Tlb>::start(&seat, DOMAIN, &single(10));
+    assert_eq!(Flush::<Tlb>::wait(&seat, asked), Ok(()));
+    let both = |frame| {
+        let mut cover = single(10);
+        cover.merge(&single(frame));
+        cover
+    };
+    assert_eq!(*combiner.tlb.covers.borrow(), [both(20), both(30), single(40)]);
+}
+
+#[test]
+fn a_leader_whose_devices_were_served_asks_them_for_nothing() {
+    let combiner = logged();
+    let lead = Cell::new(Lead::take(&combiner.leading));
+    let other = || {
+        lead.set(None);
+        combiner.tlb.fail.set(true);
+        flush_alone(&combiner, 2, 20, Err(CombineError::Led("broken")));
+        combiner.tlb.fail.set(false);
+    };
+    let seat = combiner.seat(1, other).unwrap();
+    let cpus = Flush::<Tlb>::start(&seat, DOMAIN, &single(10));
+    let units = Flush::<Iotlb>::start(&seat, DOMAIN, &single(11));
+    assert_eq!(Flush::<Tlb>::wait(&seat, cpus), Ok(()));
+    assert_eq!(Flush::<Iotlb>::wait(&seat, units), Ok(()));
+    assert_eq!(combiner.tlb.covers.borrow().len(), 2);
+    assert_eq!(*combiner.iotlb.covers.borrow(), [single(11)]);
 }
 
 #[test]

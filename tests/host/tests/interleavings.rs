@@ -23,6 +23,7 @@ struct Weakening {
 
 const COMBINE: &str = "crates/flush/src/combine.rs";
 const SEAT: &str = "crates/flush/src/combine/seat.rs";
+const DESK: &str = "crates/flush/src/combine/desk.rs";
 const CPUS: &str = "crates/flush/src/cpus.rs";
 const ENTRY: &str = "crates/gnttab/src/entry.rs";
 const GUEST: &str = "crates/p2m/src/cpus.rs";
@@ -31,7 +32,9 @@ const SWAP: &str = "crates/gnttab/src/swap.rs";
 
 const TWO: &str = "two_callers_release_nothing_stale";
 const FAILING: &str = "two_callers_whose_first_leader_fails_release_nothing_stale";
+const FAILING_THREE: &str = "three_callers_whose_first_leader_fails_release_nothing_stale";
 const THREE: &str = "three_callers_that_ask_early_need_at_most_two_flushes";
+const AGAIN: &str = "a_caller_that_asks_again_releases_nothing_stale";
 const ENTERING: &str = "a_cpu_that_enters_is_kicked_or_sees_the_change";
 const SNAPSHOT: &str = "a_snapshot_has_the_cpu_or_the_cpu_sees_the_edit";
 
@@ -60,9 +63,10 @@ const WEAKENINGS: &[Weakening] = &[
     Weakening {
         name: "the cover comes after the ticket",
         file: SEAT,
-        text: "side.slots.publish(cover);\n        side.stage.set(Stage::Published);",
+        text: "side.request.publish(cover);\n        side.stage.set(Stage::Published);",
         weaker: "let ticket = self.combiner.requested.fetch_add(1, Ordering::Release) + 1;
-                 side.slots.publish(cover);
+                 side.request.publish(cover);
+                 side.request.took(ticket);
                  side.stage.set(Stage::Ticket(ticket));",
         test: TWO,
         complaint: STALE,
@@ -160,8 +164,8 @@ const WEAKENINGS: &[Weakening] = &[
     Weakening {
         name: "the leader clears what it read",
         file: COMBINE,
-        text: "desk.tlb.add_to(tlb);",
-        weaker: "desk.tlb.add_to(tlb); desk.tlb.withdraw();",
+        text: "desk.tlb.add_to(tlb, on_cpus);",
+        weaker: "desk.tlb.add_to(tlb, on_cpus); desk.tlb.publish(&Cover::NOTHING);",
         test: THREE,
         complaint: STALE,
     },
@@ -171,6 +175,60 @@ const WEAKENINGS: &[Weakening] = &[
         text: "*seats = word.load(Ordering::Relaxed);",
         weaker: "*seats = word.swap(0, Ordering::Relaxed);",
         test: THREE,
+        complaint: STALE,
+    },
+    Weakening {
+        name: "nothing says that a ticket is being taken",
+        file: DESK,
+        text: "self.ticket.store(TAKING, Relaxed);",
+        weaker: "",
+        test: TWO,
+        complaint: STALE,
+    },
+    Weakening {
+        name: "that a ticket is being taken is said after it",
+        file: SEAT,
+        text: "self.tlb.await_ticket();
+                self.iotlb.await_ticket();
+                // 64 bits of tickets do not run out.
+                let ticket = self.combiner.requested.fetch_add(1, Ordering::Release) + 1;",
+        weaker: "let ticket = self.combiner.requested.fetch_add(1, Ordering::Release) + 1;
+                self.tlb.await_ticket();
+                self.iotlb.await_ticket();",
+        test: TWO,
+        complaint: STALE,
+    },
+    Weakening {
+        name: "a ticket that is being taken is left out",
+        file: DESK,
+        text: "const TAKING: u64 = u64::MAX;",
+        weaker: "const TAKING: u64 = 0;",
+        test: TWO,
+        complaint: STALE,
+    },
+    Weakening {
+        name: "covers of a flush that failed are left out",
+        file: COMBINE,
+        text: "let on_cpus = self.on_cpus.completed.load(Ordering::Relaxed);",
+        weaker: "let on_cpus = self.on_cpus.completed.load(Ordering::Relaxed)
+            .max(self.on_cpus.failed.load(Ordering::Relaxed));",
+        test: FAILING_THREE,
+        complaint: STALE,
+    },
+    Weakening {
+        name: "covers of CPUs are left out once devices are done",
+        file: COMBINE,
+        text: "let on_cpus = self.on_cpus.completed.load(Ordering::Relaxed);",
+        weaker: "let on_cpus = self.on_units.completed.load(Ordering::Relaxed);",
+        test: FAILING_THREE,
+        complaint: STALE,
+    },
+    Weakening {
+        name: "an old ticket stands for the next one",
+        file: DESK,
+        text: "self.ticket.store(TAKING, Relaxed);",
+        weaker: "if self.ticket.load(Relaxed) == 0 { self.ticket.store(TAKING, Relaxed); }",
+        test: AGAIN,
         complaint: STALE,
     },
     Weakening {

@@ -6,7 +6,10 @@ use core::{
     sync::atomic::Ordering,
 };
 
-use super::{BITS, CombineError, Combiner, Desk, Lead, Own, Refused, Settled, slots::Slots};
+use super::{
+    BITS, CombineError, Combiner, Lead, Own, Refused, Settled,
+    desk::{Desk, Request},
+};
 use crate::{Cover, DomainId, Flush, Hardware, Iotlb, Tlb};
 
 /// How many tickets one wait takes when flushes that others led fail.
@@ -34,7 +37,7 @@ where
 
 /// What a seat asks of one kind of hardware.
 struct Side<'c, E, const SLOTS: usize> {
-    slots: &'c Slots<SLOTS>,
+    request: &'c Request<SLOTS>,
     /// What is published, exactly, for when this seat leads; nothing while it is idle. No
     /// code of others runs while it is written.
     own: RefCell<Cover>,
@@ -97,7 +100,7 @@ where
         // A flush led for others may have failed while this side had nothing to redeem.
         side.led.set(None);
         side.own.borrow_mut().clone_from(cover);
-        side.slots.publish(cover);
+        side.request.publish(cover);
         side.stage.set(Stage::Published);
         if was_idle && let Some((word, bit)) = self.place() {
             word.fetch_or(bit, Ordering::Relaxed);
@@ -131,6 +134,8 @@ where
             Stage::Idle => None,
             Stage::Ticket(ticket) => Some(ticket),
             Stage::Published => {
+                self.tlb.await_ticket();
+                self.iotlb.await_ticket();
                 // 64 bits of tickets do not run out.
                 let ticket = self.combiner.requested.fetch_add(1, Ordering::Release) + 1;
                 self.tlb.cover_with(ticket);
@@ -175,7 +180,6 @@ where
         if side.stage.replace(Stage::Idle) == Stage::Idle {
             return;
         }
-        side.slots.withdraw();
         side.own.borrow_mut().clear();
         if self.is_idle()
             && let Some((word, bit)) = self.place()
@@ -223,9 +227,9 @@ where
 }
 
 impl<'c, E, const SLOTS: usize> Side<'c, E, SLOTS> {
-    fn new(slots: &'c Slots<SLOTS>, settled: &'c Settled) -> Self {
+    fn new(request: &'c Request<SLOTS>, settled: &'c Settled) -> Self {
         Self {
-            slots,
+            request,
             own: RefCell::new(Cover::new()),
             settled,
             stage: Cell::new(Stage::Idle),
@@ -233,14 +237,27 @@ impl<'c, E, const SLOTS: usize> Side<'c, E, SLOTS> {
         }
     }
 
-    /// What this side asks for itself.
+    /// What this side asks for itself and nobody flushed yet.
     fn own(&self) -> Ref<'_, Cover> {
+        if let Stage::Ticket(ticket) = self.stage.get()
+            && self.settled.outcome(ticket) == Some(true)
+        {
+            self.own.borrow_mut().clear();
+        }
         self.own.borrow()
+    }
+
+    /// The ticket taken next covers what is published.
+    fn await_ticket(&self) {
+        if self.stage.get() == Stage::Published {
+            self.request.take_next();
+        }
     }
 
     /// A ticket just taken covers whatever was published before it.
     fn cover_with(&self, ticket: u64) {
         if self.stage.get() == Stage::Published {
+            self.request.took(ticket);
             self.stage.set(Stage::Ticket(ticket));
         }
     }

@@ -70,13 +70,6 @@ impl<const SLOTS: usize> Slots<SLOTS> {
         }
     }
 
-    /// Asks for nothing any more.
-    pub(super) fn withdraw(&self) {
-        if let Some(first) = self.0.first() {
-            first.store(END, Relaxed);
-        }
-    }
-
     /// Adds to `cover` all that is asked for.
     ///
     /// The words of a ticket that was taken before and is not redeemed are complete;
