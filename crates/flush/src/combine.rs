@@ -19,7 +19,7 @@ mod slots;
 use core::sync::atomic::Ordering;
 
 pub use error::{CombineError, Refused};
-pub use seat::{Asked, Seat};
+pub use seat::{Asked, Place, Seat};
 
 use crate::{
     Cover, DomainId, Flush, Iotlb, Tlb,
@@ -115,6 +115,14 @@ impl<T, I, const SEATS: usize, const SLOTS: usize> Combiner<T, I, SEATS, SLOTS> 
         self.flushes.load(Ordering::Relaxed)
     }
 
+    /// Takes the right to the seat `number`, from 0 to `SEATS` - 1, until it is dropped.
+    ///
+    /// `None` if there is no such seat or somebody has it. [`Place::seat`] makes the seat,
+    /// which is large, where it stays.
+    pub fn place(&self, number: usize) -> Option<Place<'_, T, I, SEATS, SLOTS>> {
+        Place::take(self, number)
+    }
+
     /// Which seats but the leader's own have something published, read after the tickets
     /// were counted.
     fn others(&self, leader: usize) -> [u64; WORDS] {
@@ -151,14 +159,13 @@ impl<T: Flush<Tlb>, I: Flush<Iotlb>, const SEATS: usize, const SLOTS: usize>
     /// `None` if there is no such seat or somebody has it. Give each CPU its own
     /// number. `relax` runs again and again while another one's flush is awaited; it
     /// must serve this CPU's flush interrupts, since the leader may be waiting for them.
+    #[inline]
     pub fn seat<R: Fn()>(
         &self,
         number: usize,
         relax: R,
     ) -> Option<Seat<'_, T, I, R, SEATS, SLOTS>> {
-        let desk = self.desks.get(number)?;
-        let taken = desk.taken.swap(true, Ordering::Acquire);
-        (!taken).then(|| Seat::new(self, number, desk, relax))
+        Some(self.place(number)?.seat(relax))
     }
 
     /// Flushes all that was asked for, and says how far each kind got and why not.

@@ -234,8 +234,13 @@ fn a_seat_has_one_owner() {
     let combiner = logged();
     let seat = combiner.seat(3, idle);
     assert!(seat.is_some() && combiner.seat(3, idle).is_none());
+    // Asking does not take it away either.
+    assert!(combiner.place(3).is_none());
     assert!(combiner.seat(4, idle).is_some() && combiner.seat(256, idle).is_none());
     drop(seat);
+    let place = combiner.place(3);
+    assert!(place.is_some() && combiner.seat(3, idle).is_none());
+    drop(place);
     assert!(combiner.seat(3, idle).is_some());
 }
 

@@ -61,7 +61,7 @@ pub use batch::{
     unflushed_batches,
 };
 pub use block::Block;
-pub use combine::{Asked, CombineError, Combiner, Refused, Seat};
+pub use combine::{Asked, CombineError, Combiner, Place, Refused, Seat};
 pub use cover::{Change, Cover, Depth, Extent};
 pub use cpus::{CpuSet, LiveCpus};
 pub use frame::{Dfn, DomainId, Gfn, Mfn, Run};

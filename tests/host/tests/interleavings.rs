@@ -64,7 +64,7 @@ const WEAKENINGS: &[Weakening] = &[
         name: "the cover comes after the ticket",
         file: SEAT,
         text: "side.request.publish(cover);\n        side.stage.set(Stage::Published);",
-        weaker: "let ticket = self.combiner.requested.fetch_add(1, Ordering::Release) + 1;
+        weaker: "let ticket = self.place.combiner.requested.fetch_add(1, Ordering::Release) + 1;
                  side.request.publish(cover);
                  side.request.took(ticket);
                  side.stage.set(Stage::Ticket(ticket));",
@@ -191,8 +191,8 @@ const WEAKENINGS: &[Weakening] = &[
         text: "self.tlb.await_ticket();
                 self.iotlb.await_ticket();
                 // 64 bits of tickets do not run out.
-                let ticket = self.combiner.requested.fetch_add(1, Ordering::Release) + 1;",
-        weaker: "let ticket = self.combiner.requested.fetch_add(1, Ordering::Release) + 1;
+                let ticket = self.place.combiner.requested.fetch_add(1, Ordering::Release) + 1;",
+        weaker: "let ticket = self.place.combiner.requested.fetch_add(1, Ordering::Release) + 1;
                 self.tlb.await_ticket();
                 self.iotlb.await_ticket();",
         test: TWO,

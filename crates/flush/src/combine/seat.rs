@@ -17,6 +17,55 @@ use crate::{Cover, DomainId, Flush, Hardware, Iotlb, Tlb};
 /// The next one is mostly led by the caller itself, which then learns the reason.
 const TICKETS: usize = 2;
 
+/// The right to one of a [`Combiner`]'s seats, until it is dropped or the seat is.
+///
+/// It is three words, while a [`Seat`] keeps what it asks for. So whether there is one is found
+/// out by passing places around, and the seat is made where it stays.
+#[must_use = "take the seat"]
+pub struct Place<'c, T, I, const SEATS: usize, const SLOTS: usize> {
+    combiner: &'c Combiner<T, I, SEATS, SLOTS>,
+    number: usize,
+    desk: &'c Desk<SLOTS>,
+}
+
+impl<'c, T, I, const SEATS: usize, const SLOTS: usize> Place<'c, T, I, SEATS, SLOTS> {
+    /// `None` if there is no such place, or somebody has it.
+    pub(super) fn take(combiner: &'c Combiner<T, I, SEATS, SLOTS>, number: usize) -> Option<Self> {
+        let desk = combiner.desks.get(number)?;
+        let taken = desk.taken.swap(true, Ordering::Acquire);
+        // Made only if it was free: dropping one frees it.
+        (!taken).then(|| Self { combiner, number, desk })
+    }
+}
+
+impl<'c, T: Flush<Tlb>, I: Flush<Iotlb>, const SEATS: usize, const SLOTS: usize>
+    Place<'c, T, I, SEATS, SLOTS>
+{
+    /// The seat. `relax` is as for [`Combiner::seat`].
+    #[inline]
+    pub fn seat<R: Fn()>(self, relax: R) -> Seat<'c, T, I, R, SEATS, SLOTS> {
+        let (combiner, desk) = (self.combiner, self.desk);
+        Seat {
+            place: self,
+            relax,
+            tlb: Side::new(&desk.tlb, &combiner.on_cpus),
+            iotlb: Side::new(&desk.iotlb, &combiner.on_units),
+        }
+    }
+}
+
+impl<T, I, const SEATS: usize, const SLOTS: usize> Drop for Place<'_, T, I, SEATS, SLOTS> {
+    fn drop(&mut self) {
+        self.desk.taken.store(false, Ordering::Release);
+    }
+}
+
+impl<T, I, const SEATS: usize, const SLOTS: usize> fmt::Debug for Place<'_, T, I, SEATS, SLOTS> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Place").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
 /// One caller's place at a [`Combiner`], used in the place of the hardware.
 ///
 /// It belongs to one CPU at a time, and a thread that has one may not be interrupted
@@ -28,11 +77,10 @@ where
     T: Flush<Tlb>,
     I: Flush<Iotlb>,
 {
-    combiner: &'c Combiner<T, I, SEATS, SLOTS>,
-    number: usize,
     relax: R,
     tlb: Side<'c, T::Error, SLOTS>,
     iotlb: Side<'c, I::Error, SLOTS>,
+    place: Place<'c, T, I, SEATS, SLOTS>,
 }
 
 /// What a seat asks of one kind of hardware.
@@ -68,21 +116,6 @@ where
     I: Flush<Iotlb>,
     R: Fn(),
 {
-    pub(super) fn new(
-        combiner: &'c Combiner<T, I, SEATS, SLOTS>,
-        number: usize,
-        desk: &'c Desk<SLOTS>,
-        relax: R,
-    ) -> Self {
-        Self {
-            combiner,
-            number,
-            relax,
-            tlb: Side::new(&desk.tlb, &combiner.on_cpus),
-            iotlb: Side::new(&desk.iotlb, &combiner.on_units),
-        }
-    }
-
     /// What a batch flushes with.
     #[must_use]
     pub fn hardware(&self) -> Hardware<'_, Self, Self> {
@@ -90,7 +123,7 @@ where
     }
 
     fn ask<E>(&self, side: &Side<'c, E, SLOTS>, domain: DomainId, cover: &Cover) -> Asked {
-        if domain != self.combiner.domain {
+        if domain != self.place.combiner.domain {
             return Asked(Err(Refused::OtherDomain));
         }
         if side.stage.get() != Stage::Idle {
@@ -137,7 +170,7 @@ where
                 self.tlb.await_ticket();
                 self.iotlb.await_ticket();
                 // 64 bits of tickets do not run out.
-                let ticket = self.combiner.requested.fetch_add(1, Ordering::Release) + 1;
+                let ticket = self.place.combiner.requested.fetch_add(1, Ordering::Release) + 1;
                 self.tlb.cover_with(ticket);
                 self.iotlb.cover_with(ticket);
                 Some(ticket)
@@ -151,14 +184,14 @@ where
             if let Some(outcome) = settled.outcome(ticket) {
                 return outcome;
             }
-            match Lead::take(&self.combiner.leading) {
+            match Lead::take(&self.place.combiner.leading) {
                 None => (self.relax)(),
                 Some(lead) => {
                     // Whoever led before may have served this ticket since the look above.
                     if settled.outcome(ticket).is_none() {
                         let (tlb, iotlb) = (self.tlb.own(), self.iotlb.own());
-                        self.combiner.lead(
-                            &Own { number: self.number, tlb: &tlb, iotlb: &iotlb },
+                        self.place.combiner.lead(
+                            &Own { number: self.place.number, tlb: &tlb, iotlb: &iotlb },
                             |error| self.tlb.led.set(Some(error)),
                             |error| self.iotlb.led.set(Some(error)),
                         );
@@ -194,8 +227,8 @@ where
 
     /// Where it is told that this seat has something published.
     fn place(&self) -> Option<(&'c crate::sync::AtomicU64, u64)> {
-        let word = self.combiner.pending.get(self.number / BITS)?;
-        Some((word, 1 << (self.number % BITS)))
+        let word = self.place.combiner.pending.get(self.place.number / BITS)?;
+        Some((word, 1 << (self.place.number % BITS)))
     }
 }
 
@@ -207,9 +240,6 @@ where
     fn drop(&mut self) {
         self.withdraw(&self.tlb);
         self.withdraw(&self.iotlb);
-        if let Some(desk) = self.combiner.desks.get(self.number) {
-            desk.taken.store(false, Ordering::Release);
-        }
     }
 }
 
@@ -220,7 +250,7 @@ where
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut seat = f.debug_struct("Seat");
-        seat.field("number", &self.number);
+        seat.field("number", &self.place.number);
         seat.field("tlb", &self.tlb.stage.get()).field("iotlb", &self.iotlb.stage.get());
         seat.finish_non_exhaustive()
     }

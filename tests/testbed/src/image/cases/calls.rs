@@ -95,7 +95,7 @@ impl Part<'_> {
         let Self { hypervisor, guest, .. } = *self;
         let argument = GuestAddress(REQUESTS[self.place].get() << 12);
         guest.write(argument, elements).context("requests")?;
-        let seat = guest.seat()?;
+        let seat = guest.place()?.seat();
         let (tlb, iotlb) = (&seat, &seat);
         let caller = Caller { hypervisor, guest, tlb, iotlb, memory: guest, watcher: &() };
         let outcome = Call { command, argument, count: SHARE }.run(&caller);

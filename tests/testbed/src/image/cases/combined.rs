@@ -52,7 +52,7 @@ impl Part<'_> {
     fn run(&self) -> Result<(), Failure> {
         let Self { hypervisor, guest, call, after, report } = self;
         await_that(|| guest.flushes().flushes() >= *after).context("the flush before")?;
-        let (seat, audit) = (guest.seat()?, Audit::default());
+        let (seat, audit) = (guest.place()?.seat(), Audit::default());
         let watched = |flushes| Watched { inner: &seat, lie: Lie::None, flushes, before: &|| {} };
         let (tlb, iotlb) = (watched(&audit.tlb), watched(&audit.iotlb));
         let caller = Caller { hypervisor, guest, tlb, iotlb, memory: *guest, watcher: &audit };

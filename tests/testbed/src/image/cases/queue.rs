@@ -29,7 +29,7 @@ fn clear(guest: &Guest, gfn: Gfn, mfn: Mfn) -> Result<Batch<Mfn, 1>, Failure> {
 
 /// Flush a batch of one page, which comes out.
 fn flush_well(guest: &Guest, mut batch: Batch<Mfn, 1>) -> Result<(), Failure> {
-    let seat = guest.seat()?;
+    let seat = guest.place()?.seat();
     let flushed = batch.flush(&seat.hardware());
     let mut flushed = flushed.map_err(|failed| failed.error).context("flush")?;
     ensure!(flushed.next_page().is_some(), "the page is lost");

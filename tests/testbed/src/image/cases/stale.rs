@@ -213,7 +213,7 @@ fn give_back(backend: &Guest, page: Mfn) -> Result<(), Failure> {
         backend.map(PAGES, 0, page, PageKind::RamReadWrite, skipped).is_ok()
     });
     ensure!(edit, "the page cannot be made writable");
-    let seat = backend.seat()?;
+    let seat = backend.place()?.seat();
     let flushed = batch.flush(&seat.hardware());
     ensure!(flushed.is_ok(), "the flush failed");
     Ok(())

@@ -36,7 +36,7 @@ impl Hypervisor {
             gone.context("detach")?;
         }
         ensure!(guest.dma().devices() == 0, "{} devices are left", guest.dma().devices());
-        let seat = guest.seat()?;
+        let seat = guest.place()?.seat();
         let (tlb, iotlb) = (&seat, &seat);
         let caller = Caller { hypervisor: self, guest, tlb, iotlb, memory: guest, watcher: &() };
         let mut from = 0;

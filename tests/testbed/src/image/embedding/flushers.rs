@@ -8,14 +8,14 @@
 use core::time::Duration;
 
 use flush::plan::{Planner, Policy};
-use flush::{Combiner, Cover, DomainId, Flush, Iotlb, Seat, Tlb};
+use flush::{Combiner, Cover, DomainId, Flush, Iotlb, Place, Seat, Tlb};
 use gnttab::BATCH;
 use iommu_vtd::{DmaDomain, DmaFlush, DmaFlushError, DmaInFlight, Guarded as _, Members};
 use p2m::{AtNextEntry, GuestCpus, Kicked, LeaveFirst, TlbError, TlbFlush};
 
 use super::iommu::{UnitLock, VtdUnit};
 use super::{Kicks, Lock, Memory};
-use crate::arch::PROCESSORS;
+use crate::arch::{PROCESSORS, take_interrupts};
 use crate::mmio::Registers;
 
 /// Seats of a domain: one for each processor's hypercall, and one for an edit of the
@@ -30,6 +30,17 @@ pub(crate) type GuestDma<'h> = DmaFlush<'h, Memory, Registers, UnitLock, Lock<Me
 pub(crate) type GuestFlushes = Combiner<GuestProcessors, GuestDevices, SEATS, BATCH>;
 /// The place of one who asks.
 pub(crate) type GuestSeat<'g> = Seat<'g, GuestProcessors, GuestDevices, fn(), SEATS, BATCH>;
+
+/// The right to take a [`GuestSeat`].
+pub(crate) struct GuestPlace<'g>(pub(super) Place<'g, GuestProcessors, GuestDevices, SEATS, BATCH>);
+
+impl<'g> GuestPlace<'g> {
+    /// The seat, made where it stays.
+    #[inline]
+    pub(crate) fn seat(self) -> GuestSeat<'g> {
+        self.0.seat(take_interrupts)
+    }
+}
 
 /// The processors of a domain.
 pub(crate) struct GuestProcessors(pub(super) GuestCpus);

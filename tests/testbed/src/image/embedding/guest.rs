@@ -18,11 +18,10 @@ use stage2::{Budget, Leaf, PageError, Rest, Sink, TableMemory};
 use testbed::failure::{Context, Failure};
 
 use super::flushers::{
-    GuestDevices, GuestDma, GuestFlushes, GuestProcessors, GuestSeat, GuestTlb, SEATS,
+    GuestDevices, GuestDma, GuestFlushes, GuestPlace, GuestProcessors, GuestTlb, SEATS,
 };
 use super::storage::{GRANT_FRAMES, Grants, HANDLE_PAGES, Handles};
 use super::{Iommu, Lock, Memory};
-use crate::arch;
 
 /// Whose tables devices walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,10 +145,9 @@ impl Guest {
     ///
     /// # Errors
     /// If all places are taken.
-    pub(crate) fn seat(&self) -> Result<GuestSeat<'_>, Failure> {
-        let relax: fn() = arch::take_interrupts;
-        let mut seats = (0..SEATS).filter_map(|number| self.flushes.seat(number, relax));
-        seats.next().context("a seat to flush from")
+    pub(crate) fn place(&self) -> Result<GuestPlace<'_>, Failure> {
+        let place = (0..SEATS).find_map(|number| self.flushes.place(number));
+        place.map(GuestPlace).context("a seat to flush from")
     }
 
     /// What flushes its processors for one caller alone.

@@ -149,7 +149,7 @@ impl Hypervisor {
         guest: &Guest,
         batch: &mut Batch<P, 1>,
     ) -> Result<Option<Released<P>>, Failure> {
-        let seat = guest.seat()?;
+        let seat = guest.place()?.seat();
         let mut flushed = match batch.flush(&seat.hardware()) {
             Ok(flushed) => flushed,
             Err(failed) => fail!("flush: {:?}", failed.error),

@@ -237,9 +237,9 @@ impl World {
         action: impl FnOnce(&WorldCaller<'_>) -> A,
     ) -> Result<A, Failure> {
         let Manner { cpus, devices, before_flush } = *manner;
-        let seat = guest.seat()?;
+        let seat = guest.place()?.seat();
         let other = match devices {
-            Lie::Misdirected(other) => Some(self.guest(other)?.seat()?),
+            Lie::Misdirected(other) => Some(self.guest(other)?.place()?.seat()),
             Lie::None | Lie::Skipped => None,
         };
         let devices_seat = other.as_ref().unwrap_or(&seat);

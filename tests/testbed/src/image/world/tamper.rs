@@ -124,7 +124,7 @@ impl World {
             skipped.everything::<Tlb>();
             skipped.everything::<Iotlb>();
         });
-        let seat = guest.seat()?;
+        let seat = guest.place()?.seat();
         let flushed = batch.flush(&seat.hardware());
         let report = flushed.map_err(|failed| failed.error).context("flush")?.report();
         ensure!(report.iotlb && report.tlb, "nothing was flushed");

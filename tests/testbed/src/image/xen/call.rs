@@ -82,7 +82,8 @@ impl Call<'_, '_> {
         let Domain { hypervisor, guest, .. } = *self.domain;
         let ledger = &self.house.ledger;
         guest.plan_by(ledger.manner().policy());
-        let Ok(seat) = guest.seat() else { return i64::from(Errno::Busy as i32) };
+        let Ok(place) = guest.place() else { return i64::from(Errno::Busy as i32) };
+        let seat = place.seat();
         let caller =
             Caller { hypervisor, guest, tlb: &seat, iotlb: &seat, memory, watcher: ledger };
         loop {
