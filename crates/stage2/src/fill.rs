@@ -56,7 +56,7 @@ pub fn map_run<F: Format, M: TableMemory>(
         let offset = at.get().saturating_sub(first.get());
         let part = Leaf { mfn: Mfn::new(leaf.mfn.get().saturating_add(offset)), ..leaf };
         let left = Rest::from(at, last).run();
-        let span = match fill(&tables, left, part, largest, budget, record) {
+        let span = match fill(&tables, left, part, largest, budget, record).map_err(stopped)? {
             Some(span) => span,
             None if !budget.take() => return Err(stopped(MapError::Budget)),
             None => map_largest(&tables, left, part, largest, record).map_err(stopped)?,
@@ -73,6 +73,10 @@ const STRETCH: usize = 32;
 
 /// Maps the pages at the start of `left` that belong into one table, as long as nothing is
 /// in the way there. `None` if there are none, or something larger may fit.
+///
+/// # Errors
+///
+/// That of the table it needs; nothing was changed then.
 fn fill<F: Format, M: TableMemory>(
     tables: &Tables<'_, F, M>,
     left: Run,
@@ -80,20 +84,20 @@ fn fill<F: Format, M: TableMemory>(
     largest: Level,
     budget: &mut Budget,
     record: &mut impl Record,
-) -> Option<Run> {
+) -> Result<Option<Run>, MapError> {
     let geometry = tables.format.geometry();
     let order = geometry.order(Level::PAGE);
     let block = Run::block(left.first(), order + geometry.index_bits());
     if largest > Level::PAGE && left.covers(block) {
-        return None;
+        return Ok(None);
     }
     let (slot, raw) = tables.find(left.first(), Level::PAGE);
     if raw != 0 {
-        return None;
+        return Ok(None);
     }
     let last = left.last().min(block.last());
     let pages = (last.get().saturating_sub(left.first().get()) >> order).saturating_add(1);
-    let most = usize::try_from(pages.min(budget.left())).ok()?;
+    let most = usize::try_from(pages.min(budget.left())).unwrap_or(usize::MAX);
     let mut pages = Pages { leaf, step: 1 << order, most };
     let (table, index, before) = if slot.level == Level::PAGE {
         (slot.table, slot.index, 0)
@@ -101,9 +105,9 @@ fn fill<F: Format, M: TableMemory>(
         let mut words = [0; STRETCH];
         let words = pages.next_words(tables.format, &mut words);
         if words.is_empty() {
-            return None;
+            return Ok(None);
         }
-        let table = install_chain(tables, slot, left.first(), Level::PAGE, words).ok()?;
+        let table = install_chain(tables, slot, left.first(), Level::PAGE, words)?;
         let (_, index) = geometry.slot(table, Level::PAGE, left.first());
         (table, index.saturating_add(words.len()), words.len() as u16)
     };
@@ -112,15 +116,15 @@ fn fill<F: Format, M: TableMemory>(
         tables.memory.add_live(table, after);
     }
     let count = before.saturating_add(after);
-    let end = u64::from(count.checked_sub(1)?) << order;
-    let span = geometry.span(Level::PAGE, Gfn::new(left.first().get().saturating_add(end)));
-    let run = Run::new(left.first(), span.last())?;
+    let Some(beyond) = count.checked_sub(1) else { return Ok(None) };
+    let end = left.first().get().saturating_add(u64::from(beyond) << order);
+    let run = Run::single(left.first()).hull(geometry.span(Level::PAGE, Gfn::new(end)));
     budget.spend(u64::from(count));
     if slot.level != Level::PAGE {
         record.linked(run);
     }
     record.added(run);
-    Some(run)
+    Ok(Some(run))
 }
 
 /// Puts `pages` into a table, from the entry at `index` on, and returns how many went in: never

@@ -279,7 +279,7 @@ fn a_run_without_pages_for_its_tables_changes_nothing() {
     for allowance in 0..3 {
         let arena = Arena::new(&FORMAT);
         arena.allowance.set(allowance);
-        assert_eq!(fill(&arena, rest(5, 40), 99), Err((MapError::NoTable, 5, 98)));
+        assert_eq!(fill(&arena, rest(5, 40), 99), Err((MapError::NoTable, 5, 99)));
         assert_eq!(arena.linked_words(), 0);
         arena.check(&FORMAT, 0);
     }
