@@ -175,4 +175,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "a_large_page_is_reached_although_the_lack_of_a_table_was_cached",
         ),
     },
+    Mutant {
+        name: "bucket-in-no-order",
+        file: "crates/flush/src/sorted.rs",
+        old: "if sorted[at] <= frame {",
+        new: "if true {",
+        invariant: 69,
+        killer: inside(FLUSH, "sorted::tests::frames_of_every_number_and_spread_come_out_in_order"),
+    },
 ];

@@ -48,6 +48,25 @@ pub(super) const MUTANTS: &[Mutant] = &[
         killer: inside(GNTTAB, "tests::lent::elements_that_go_together_end_as_they_do_one_by_one"),
     },
     Mutant {
+        name: "count-of-words-unchecked",
+        file: "crates/gnttab/src/hypercall.rs",
+        old: "Some(lent) if lent.has(words) => {",
+        new: "Some(lent) => {",
+        invariant: 67,
+        killer: inside(
+            GNTTAB,
+            "tests::lent::another_number_of_words_than_was_asked_for_is_not_used",
+        ),
+    },
+    Mutant {
+        name: "unanswered-okay",
+        file: "crates/gnttab/src/together.rs",
+        old: ".enumerate().skip(answered)",
+        new: ".enumerate().skip(BATCH)",
+        invariant: 67,
+        killer: inside(GNTTAB, "tests::lent::what_the_embedder_does_not_answer_for_stays"),
+    },
+    Mutant {
         name: "lent-word-overwritten",
         file: "crates/gnttab/src/words.rs",
         old: "let (index, shift) = (offset / 8, offset % 8 * 8);",
