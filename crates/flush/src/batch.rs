@@ -10,7 +10,7 @@
 use core::{
     marker::PhantomData,
     mem,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, Ordering, fence},
 };
 
 use arrayvec::ArrayVec;
@@ -60,6 +60,9 @@ impl<P, const N: usize> Contents<P, N> {
         let Record { domain, covers, tables: _ } = &mut self.record;
         covers.end_of_edit();
         let (tlb, iotlb) = (covers.tlb(), covers.iotlb());
+        // Entries may have been emptied by plain stores. Who is asked to forget finds them empty,
+        // and so does a CPU that is found outside of the domain and enters it.
+        fence(Ordering::SeqCst);
         // Devices first: their units work while the CPUs are being kicked.
         let on_units = (!iotlb.is_nothing()).then(|| units.start(*domain, iotlb));
         let on_cpus = (!tlb.is_nothing()).then(|| cpus.start(*domain, tlb));

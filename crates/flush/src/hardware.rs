@@ -16,7 +16,9 @@ pub trait Flush<K: Kind> {
     /// Starts making the hardware forget `cover` of `domain`.
     ///
     /// It cannot fail: an error is kept in the token and comes out of [`wait`](Self::wait).
-    /// A cover of nothing is never passed in.
+    /// A cover of nothing is never passed in. A [`Batch`](crate::Batch) makes every store to its
+    /// entries visible before, to all CPUs; what else the hardware needs to see them, such as a
+    /// write-back of CPU caches, belongs to the edit.
     fn start(&self, domain: DomainId, cover: &Cover) -> Self::InFlight;
 
     /// Waits until the hardware has forgotten.

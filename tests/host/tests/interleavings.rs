@@ -449,6 +449,7 @@ const WEAKENINGS: &[Weakening] = &[
 
 /// Files in which atomics order something, and how each is covered.
 const ORDERED: &[(&str, &str)] = &[
+    ("crates/flush/src/batch.rs", "a flush after the stores to its entries: a fence of both"),
     ("crates/flush/src/combine.rs", "interleavings"),
     ("crates/flush/src/combine/seat.rs", "interleavings"),
     ("crates/flush/src/cpus.rs", "interleavings"),
