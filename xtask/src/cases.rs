@@ -187,6 +187,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("shared-tables", "the same where devices walk the processors' tables"),
     Case::new("large-leaf", "a page leaves a cached 2 MiB leaf: all of the leaf is flushed"),
     Case::new("read-only-grant", "a device reads through a read-only grant and cannot write"),
+    Case::new("restricted-grant", "grants that rights were taken from go from both tables"),
     Case::new("top-of-space", "grants at the last pages of the 48-bit space, to the last byte"),
     Case::new("reattach", "a device goes to another domain and back, with nothing left over"),
     Case::new("detach", "a detached device is blocked, and its neighbour is not"),

@@ -292,6 +292,12 @@ impl<F: Format, M: TableMemory, K: Walkers> Clearing<'_, F, M, K> {
         self.near.shown(gfn, mfn, &self.likely)
     }
 
+    /// As [`P2m::get`].
+    #[must_use]
+    pub fn get(&self, gfn: Gfn) -> Option<Mapping> {
+        mapping(stage2::lookup(self.near.tables(), gfn)?, gfn)
+    }
+
     #[inline(always)]
     fn expect(&mut self, kind: PageKind) {
         if self.kind != kind {

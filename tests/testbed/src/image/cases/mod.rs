@@ -199,6 +199,12 @@ static CASES: &[Case] = &[
         run: tables::read_only,
     },
     Case {
+        name: "restricted-grant",
+        expect: Expect::Pass,
+        summary: "grants that rights were taken from are given back in both tables",
+        run: tables::restricted,
+    },
+    Case {
         name: "top-of-space",
         expect: Expect::Pass,
         summary: "grants at the last pages of the 48-bit space",

@@ -1,8 +1,9 @@
 //! What devices see of large leaves, of rights, and at the end of the space.
 
-use flush::{Gfn, Mfn};
+use flush::{Batch, Gfn, Mfn, Run};
 use gnttab::Rights;
 use iommu_vtd::{Reason, Request};
+use stage2::{Access, Budget, Rest};
 use testbed::ensure;
 use testbed::failure::{Context, Failure};
 
@@ -91,6 +92,48 @@ pub(super) fn read_only(machine: &Machine) -> Result<(), Failure> {
         world.take_back(place)?;
     }
     say!("@ read_only grants={COUNT} reads={COUNT} writes=0");
+    world.report_boot(Overwritten::default());
+    Ok(())
+}
+
+/// Grants that the hypervisor took rights from can be given back, like any others.
+pub(super) fn restricted(machine: &Machine) -> Result<(), Failure> {
+    const COUNT: u64 = 4;
+    let world = World::new(machine, Layout::Separate)?;
+    let grants = Grants::new(COUNT, Rights::ReadWrite)?;
+    world.share(&grants)?;
+    let landed = count_landed(&world, &grants)?;
+    ensure!(landed == COUNT, "the device reaches {landed} writable pages");
+
+    let backend = world.guest(BACKEND)?;
+    let last = Gfn::new(grants.gfn(0).get() + COUNT - 1);
+    let rest = Rest::new(Run::new(grants.gfn(0), last).context("a run of grants")?);
+    let mut batch: Batch<(), 1> = Batch::new(BACKEND);
+    let taken = batch.edit_many(|skipped, _| {
+        backend.restrict(rest, Access::READ, &mut Budget::UNLIMITED.clone(), skipped)
+    });
+    ensure!(taken.is_ok(), "rights were not taken: {taken:?}");
+    let seat = backend.place()?.seat();
+    ensure!(batch.flush(&seat.hardware()).is_ok(), "the flush failed");
+    drop(seat);
+    for place in grants.all() {
+        // A reading is cached, and after it a write is dropped: a fault need not be recorded.
+        let (gfn, page) = (grants.gfn(place), world.granted_page(place)?);
+        world.read_page(gfn)?;
+        ensure!(!world.lands(gfn, page)?, "a write landed in {gfn:?}");
+        world.faults();
+    }
+
+    world.unmap_well(&grants, grants.all(), &Manner::HONEST)?;
+    for place in grants.all() {
+        ensure!(world.in_use(place)? == (false, false), "grant {place} is still in use");
+        let gfn = grants.gfn(place);
+        ensure!(backend.lookup(gfn).is_none(), "{gfn:?} is still mapped");
+        world.read_page(gfn)?;
+        world.refused(world.controller, Request::Read, gfn, Reason::NotReadable)?;
+        world.take_back(place)?;
+    }
+    say!("@ restricted grants={COUNT} writes=0 reads=0");
     world.report_boot(Overwritten::default());
     Ok(())
 }

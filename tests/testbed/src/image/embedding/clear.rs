@@ -4,7 +4,7 @@
 //! many grants, for which it locks the tables once.
 
 use flush::{Cleared, Gfn, Gone, Iotlb, Mfn, Run, Skipped};
-use p2m::{ClearError, PageKind};
+use p2m::{ClearError, Mapping, PageKind};
 use stage2::{Budget, Leaf, PageError, Path, Rest, Sink};
 
 use super::guest::Tables;
@@ -29,11 +29,7 @@ impl Guest {
             Tables::Separate(map) => {
                 let p2m::Expected { mfn, kind } = expected;
                 // The p2m knows what the page is, so it is asked first and edited last.
-                match map.get(gfn) {
-                    Some(found) if found.mfn == mfn && found.kind == Some(kind) => {}
-                    Some(found) => return Err(ClearError::Unexpected(found)),
-                    None => return Err(ClearError::Absent),
-                }
+                is_shown(map.get(gfn), expected)?;
                 let device = self.clear_device(gfn, mfn, kind, skipped)?;
                 Ok(map.clear(gfn, expected, skipped)?.with(&device))
             }
@@ -42,9 +38,7 @@ impl Guest {
 
     /// Clear mappings of grants in every table, one after the other, and tell of each.
     ///
-    /// What is told is what [`clear`](Self::clear) returns. Where the two tables differ, which
-    /// no edit of this embedding leaves behind, a processor loses a page that devices keep: it
-    /// stays counted.
+    /// What is told is what [`clear`](Self::clear) returns.
     pub(super) fn clear_grants<'id>(
         &self,
         grants: impl Iterator<Item = (Gfn, p2m::Expected)>,
@@ -68,12 +62,12 @@ impl Guest {
                 for (gfn, expected) in grants {
                     let p2m::Expected { mfn, kind } = expected;
                     let shown = iommu_vtd::Expected { mfn, access: kind.device_access() };
-                    // The p2m knows what the page is. A grant is never part of a large leaf.
-                    let gone = map.clear(gfn, expected, skipped).and_then(|gone| {
-                        match devices.clear(gfn.into(), shown, skipped) {
-                            Ok(device) => Ok(gone.with(&device)),
-                            Err(_) => Err(ClearError::Contended),
-                        }
+                    let gone = is_shown(map.get(gfn), expected).and_then(|()| {
+                        let device = match devices.clear(gfn.into(), shown, skipped) {
+                            Ok(device) => device,
+                            Err(_) => self.clear_device(gfn, mfn, kind, skipped)?,
+                        };
+                        Ok(map.clear(gfn, expected, skipped)?.with(&device))
                     });
                     cleared(mfn, gone);
                 }
@@ -94,6 +88,12 @@ impl Guest {
         match self.dma().clear(&Memory, gfn.into(), expected, skipped) {
             Ok(gone) => Ok(gone),
             Err(PageError::Large(_)) => self.clear_out_of_large(gfn, skipped),
+            // Somebody took rights from the page, which a table for devices has no way to tell.
+            Err(PageError::Unexpected(leaf)) if leaf.mfn == mfn => {
+                let expected = iommu_vtd::Expected { mfn, access: leaf.access };
+                let cleared = self.dma().clear(&Memory, gfn.into(), expected, skipped);
+                cleared.map_err(|_| ClearError::Contended)
+            }
             // The two tables disagree: the page must not go anywhere.
             Err(_) => Err(ClearError::Contended),
         }
@@ -111,6 +111,15 @@ impl Guest {
         let cleared = self.dma().clear_run(&Memory, rest, &mut budget, skipped, &mut one);
         cleared.map_err(|_| ClearError::NoTable)?;
         one.0.ok_or(ClearError::Contended)
+    }
+}
+
+/// Whether the p2m shows what is expected.
+fn is_shown(found: Option<Mapping>, expected: p2m::Expected) -> Result<(), ClearError> {
+    match found {
+        Some(found) if found.mfn == expected.mfn && found.kind == Some(expected.kind) => Ok(()),
+        Some(found) => Err(ClearError::Unexpected(found)),
+        None => Err(ClearError::Absent),
     }
 }
 
