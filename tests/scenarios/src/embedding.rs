@@ -184,6 +184,10 @@ impl<'a, D: Domain> Domain for Scripted<'a, D> {
         count: usize,
         action: impl FnOnce(Option<GuestWords<'_>>) -> R,
     ) -> R {
+        // Only what is copied can get lost.
+        if self.slip == Some(Slip::LostWrite) {
+            return action(None);
+        }
         self.inner.with_guest_words(at, count, action)
     }
 
